@@ -1,0 +1,57 @@
+//! NVMe qualified names of subsystems and hosts.
+//!
+//! A replica lets one host in: the engine instance that promoted it. The host's name holds the epoch and the instance,
+//! so an older engine is another host and is refused by the allow-list alone.
+
+/// The part that every name begins with.
+pub const NQN_PREFIX: &str = "nqn.2026-11.io.addax";
+
+/// The subsystem of a volume, for hosts.
+pub fn volume_nqn(volume: &str) -> String {
+    format!("{NQN_PREFIX}:volume:{volume}")
+}
+
+/// The subsystem of a replica, for engines.
+pub fn replica_nqn(replica: &str) -> String {
+    format!("{NQN_PREFIX}:replica:{replica}")
+}
+
+/// The host name under which one engine instance connects to the replicas of its volume.
+pub fn engine_host_nqn(volume: &str, epoch: u64, instance: &str) -> String {
+    format!("{NQN_PREFIX}:engine:{volume}:{epoch}:{instance}")
+}
+
+/// The volume, the epoch and the instance in an engine's host name; `None` for any other name.
+pub fn parse_engine_host_nqn(nqn: &str) -> Option<(&str, u64, &str)> {
+    let rest = nqn.strip_prefix(NQN_PREFIX)?.strip_prefix(":engine:")?;
+    let mut parts = rest.splitn(3, ':');
+    let volume = parts.next().filter(|part| !part.is_empty())?;
+    let epoch = parts.next()?.parse().ok()?;
+    let instance = parts.next().filter(|part| !part.is_empty())?;
+    Some((volume, epoch, instance))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_host_name_reads_back() {
+        let nqn = engine_host_nqn("v", 7, "e-1");
+        assert_eq!(nqn, "nqn.2026-11.io.addax:engine:v:7:e-1");
+        assert_eq!(parse_engine_host_nqn(&nqn), Some(("v", 7, "e-1")));
+        assert_eq!(parse_engine_host_nqn(&volume_nqn("v")), None);
+        assert_eq!(
+            parse_engine_host_nqn("nqn.2026-11.io.addax:engine:v:x:e"),
+            None
+        );
+        assert_eq!(replica_nqn("v-r-1"), "nqn.2026-11.io.addax:replica:v-r-1");
+    }
+
+    #[test]
+    fn the_longest_names_fit_in_an_nqn() {
+        let volume = "v".repeat(crate::name::MAX_VOLUME_NAME);
+        let instance = "01234567-89ab-cdef-0123-456789abcdef";
+        assert!(engine_host_nqn(&volume, u64::MAX, instance).len() <= 223);
+    }
+}
