@@ -1,1 +1,31 @@
-//! Placeholder.
+//! Memory for the data path: hugepages where the host has them, plain pages where it does not.
+//!
+//! | Module | Job |
+//! |---|---|
+//! | [`map`] | one anonymous mapping ([`Region`]), huge or plain, on a NUMA node when asked |
+//! | [`pool`] | [`BufPool`]: fixed-size, 4096-aligned I/O buffers carved from one region |
+//! | [`buf`] | [`Buf`] and [`BufSlice`]: the reference-counted handles, and the aliasing contract |
+//!
+//! Nothing here needs hugepages to run: a missing page costs one warning and some speed, never a start-up.
+//! `unsafe` stays in the modules that open with `#![allow(unsafe_code)]`, and each block says why it is sound.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod buf;
+mod free_list;
+
+pub mod map;
+mod memory;
+mod page_size;
+pub mod pool;
+
+mod sys;
+
+pub use buf::{Buf, BufSlice};
+pub use map::{Hugepages, MapError, MapPolicy, Region, RegionKind};
+pub use memory::Memory;
+pub use page_size::{PageSize, ParsePageSizeError};
+pub use pool::{BufPool, ClassConfig, ClassStats, PoolConfig, PoolError, PoolStats, TakeError};
+
+/// Alignment in bytes of every buffer: what `O_DIRECT` asks for on every disk in use.
+pub const BUFFER_ALIGN: usize = 4096;
