@@ -1,1 +1,4 @@
-//! Placeholder.
+//! The embedded API server.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod store;
