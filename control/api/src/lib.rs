@@ -12,6 +12,8 @@
 //! *When things fail.* Names and settings that people give are parsed by [`name`] and [`setting`], whose errors say the
 //! field, the value and what is allowed.
 
+// Every `printcolumn` of kube's derive repeats `type_`, which the lint takes for a duplicate.
+#![allow(clippy::duplicated_attributes)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod condition;

@@ -43,6 +43,7 @@ pub const CONDITION_DELETION_BLOCKED: &str = "DeletionBlocked";
     derive = "PartialEq",
     doc = "A block device that is kept as several copies on several nodes.",
     validation = Rule::new("self.metadata.name.size() <= 52 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be at most 52 lower-case letters, digits and '-', beginning and ending with a letter or digit"),
+    validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.config) || (has(self.status) && has(self.status.config))").message("status.config, once there, cannot be taken away"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Robustness", type_ = "string", json_path = ".status.robustness"),
     printcolumn(name = "Size", type_ = "integer", json_path = ".spec.size", description = "in bytes"),

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use addax_api::{KINDS, VolumeConfig, VolumeSpec, VolumeStatus, crds};
+use addax_api::{KINDS, Volume, VolumeConfig, VolumeSpec, VolumeStatus, crds};
 use kube::core::cel::validate_cel_schema;
 use serde_json::{Value, json};
 
@@ -67,6 +67,14 @@ fn walk(path: &str, schema: &Value, problems: &mut Vec<String>) {
         if object.contains_key(open) {
             problems.push(format!("{path}: {open}"));
         }
+    }
+    if object
+        .get("format")
+        .is_some_and(|format| format.as_str().unwrap().starts_with('u'))
+    {
+        problems.push(format!(
+            "{path}: a number format that OpenAPI does not know"
+        ));
     }
     if !object.contains_key("type") {
         problems.push(format!("{path}: no type"));
@@ -204,6 +212,13 @@ fn the_record_and_the_deletion_of_a_volume_cannot_be_taken_back() {
         Some(&old),
     )
     .unwrap_err();
+    assert!(
+        error.to_string().contains("cannot be taken away"),
+        "{error}"
+    );
+    let volume = |status: Value| json!({"metadata": {"name": "v"}, "spec": spec(json!({})), "status": status});
+    let without = json!({"metadata": {"name": "v"}, "spec": spec(json!({}))});
+    let error = validate_cel_schema::<Volume>(&without, Some(&volume(old))).unwrap_err();
     assert!(
         error.to_string().contains("cannot be taken away"),
         "{error}"
