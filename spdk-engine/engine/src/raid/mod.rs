@@ -1,0 +1,6 @@
+//! Placeholder.
+
+use crate::rpc::Methods;
+
+/// Adds this module's methods.
+pub fn register(_methods: &mut Methods) {}

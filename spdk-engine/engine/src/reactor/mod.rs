@@ -1,0 +1,505 @@
+//! Reactors: one thread per core, each the only owner of its connections, channels and requests.
+//!
+//! *What it is.* A [`Reactor`] is a loop over one [`Driver`]: events of disks and sockets, mail from other cores,
+//! timers, local tasks, and completions of I/O. Code that runs on a core gets a [`Core`], the handle to all of it.
+//! Core 0 is the *control core*: it owns the registry of devices, the targets' configuration, admin queues and the RPC
+//! socket, and never carries I/O queues; so RPC does not wait behind I/O. The others are data cores.
+//!
+//! *Flow.* [`Reactor::turn`] = poll driver → deliver events → mail → timers → tasks → completions, until nothing is
+//! left, then: spin for [`Policy::spin_ns`] after the last work, then park in the driver (adaptive idle). Every wake-up,
+//! whether from a socket, a disk, a timer or a message, comes through the driver.
+//!
+//! *Invariants.* No locks on the I/O path; nothing here blocks but [`Driver::park`]. Completions are delivered from the
+//! loop, never from inside a submit, so a device may complete at once without re-entering its submitter.
+//!
+//! *When things fail.* A panic on a core ends the process: half a data plane is worse than a restarted one.
+
+pub mod disk;
+pub mod driver;
+mod exec;
+pub mod mail;
+pub mod net;
+pub mod timer;
+pub mod uring;
+
+use std::any::{Any, TypeId};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use addax_hugepages::BufPool;
+use slab::Slab;
+
+use crate::bdev::{Io, IoSink, IoStatus};
+use disk::DiskOp;
+use driver::{Driver, Event, Nanos};
+use exec::LocalTasks;
+use mail::{MailSlot, Mailbox};
+use timer::{TimerFn, TimerId, Timers};
+
+/// Index of a reactor; 0 is the control core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CoreId(pub u32);
+
+/// The control core.
+pub const CONTROL: CoreId = CoreId(0);
+
+/// Told when a watched socket can be read or written.
+pub trait OnReady {
+    /// There is something to read, or the peer has ended the stream.
+    fn readable(self: Rc<Self>, core: &Core);
+    /// An earlier [`Core::want_write`] has come true.
+    fn writable(self: Rc<Self>, core: &Core);
+}
+
+/// Told when a disk operation has ended.
+pub trait OnDisk {
+    /// `result` is 0 or a negative errno; transfers are always whole.
+    fn disk_done(self: Rc<Self>, core: &Core, tag: u64, result: i32);
+}
+
+/// Names a watched socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WatchId(u64);
+
+/// When to spin and when to sleep.
+#[derive(Debug, Clone, Copy)]
+pub struct Policy {
+    /// How long to poll after the last work before sleeping, in nanoseconds.
+    pub spin_ns: Nanos,
+}
+
+/// How a core has spent its time, in nanoseconds since its start; readable from any thread.
+#[derive(Debug, Default)]
+pub struct CoreStats {
+    /// Turns that did work.
+    pub busy_ns: AtomicU64,
+    /// Turns that found nothing.
+    pub spin_ns: AtomicU64,
+    /// Sleep.
+    pub parked_ns: AtomicU64,
+    /// Thread id of the core's thread.
+    pub tid: AtomicU64,
+}
+
+/// What other threads know of a core.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    pub id: CoreId,
+    pub mail: Mailbox,
+    pub stats: Arc<CoreStats>,
+    /// The processor the thread is pinned to, if it is.
+    pub cpu: Option<u32>,
+}
+
+struct Watch {
+    fd: RawFd,
+    generation: u32,
+    handler: Rc<dyn OnReady>,
+}
+
+struct PendingDisk {
+    op: Box<DiskOp>,
+    sink: Rc<dyn OnDisk>,
+    tag: u64,
+}
+
+struct CoreInner {
+    id: CoreId,
+    driver: RefCell<Box<dyn Driver>>,
+    now: Cell<Nanos>,
+    peers: RefCell<Arc<Vec<Peer>>>,
+    pool: BufPool,
+    watches: RefCell<Slab<Watch>>,
+    generation: Cell<u32>,
+    disks: RefCell<Slab<PendingDisk>>,
+    timers: RefCell<Timers>,
+    tasks: LocalTasks,
+    done: RefCell<VecDeque<(Io, IoStatus)>>,
+    deferred: RefCell<VecDeque<Box<dyn FnOnce(&Core)>>>,
+    locals: RefCell<HashMap<TypeId, Rc<dyn Any>>>,
+    stop: Cell<bool>,
+}
+
+/// Handle to the reactor of the current thread.
+#[derive(Clone)]
+pub struct Core(Rc<CoreInner>);
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Core").field(&self.0.id).finish()
+    }
+}
+
+impl Core {
+    /// Which core this is.
+    #[must_use]
+    pub fn id(&self) -> CoreId {
+        self.0.id
+    }
+
+    /// The time at the start of this turn of the loop.
+    #[must_use]
+    pub fn now(&self) -> Nanos {
+        self.0.now.get()
+    }
+
+    /// The pool of I/O buffers.
+    #[must_use]
+    pub fn pool(&self) -> &BufPool {
+        &self.0.pool
+    }
+
+    /// All cores, this one included, by [`CoreId`].
+    #[must_use]
+    pub fn peers(&self) -> Arc<Vec<Peer>> {
+        Arc::clone(&self.0.peers.borrow())
+    }
+
+    /// The data cores (every core but the control core; the control core itself when there is no other).
+    #[must_use]
+    pub fn data_cores(&self) -> Vec<CoreId> {
+        let peers = self.0.peers.borrow();
+        let data: Vec<_> = peers.iter().map(|p| p.id).filter(|id| *id != CONTROL).collect();
+        if data.is_empty() { vec![CONTROL] } else { data }
+    }
+
+    /// Runs `message` on another core (or on this one, from its loop).
+    pub fn post(&self, to: CoreId, message: impl FnOnce(&Core) + Send + 'static) {
+        let peers = self.peers();
+        if let Some(peer) = peers.get(to.0 as usize) {
+            peer.mail.post(message);
+        }
+    }
+
+    /// Runs `work` on another core and gives its answer back here; `None` when that core has stopped.
+    pub fn call<T: Send + 'static>(
+        &self,
+        to: CoreId,
+        work: impl FnOnce(&Core) -> T + Send + 'static,
+    ) -> impl Future<Output = Option<T>> + 'static {
+        let (sender, receiver) = futures::channel::oneshot::channel();
+        self.post(to, move |core| {
+            let _ = sender.send(work(core));
+        });
+        async move { receiver.await.ok() }
+    }
+
+    /// Runs a future made by `work` on another core and gives its output back here.
+    pub fn call_async<T, F>(
+        &self,
+        to: CoreId,
+        work: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> impl Future<Output = Option<T>> + 'static
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + 'static,
+    {
+        let (sender, receiver) = futures::channel::oneshot::channel();
+        self.post(to, move |core| {
+            let future = work(core);
+            core.spawn(async move {
+                let _ = sender.send(future.await);
+            });
+        });
+        async move { receiver.await.ok() }
+    }
+
+    /// Runs a control task on this core.
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        self.0.tasks.spawn(future);
+    }
+
+    /// Runs `work` from the loop, later in this turn.
+    pub fn defer(&self, work: impl FnOnce(&Core) + 'static) {
+        self.0.deferred.borrow_mut().push_back(Box::new(work));
+    }
+
+    /// Resolves after `delay_ns`.
+    pub fn sleep(&self, delay_ns: Nanos) -> impl Future<Output = ()> + 'static {
+        let (sender, receiver) = futures::channel::oneshot::channel::<()>();
+        let sender = RefCell::new(Some(sender));
+        self.after(delay_ns, Rc::new(move |_| drop(sender.borrow_mut().take())));
+        async move {
+            let _ = receiver.await;
+        }
+    }
+
+    /// The future's output, or `None` when `limit_ns` passes first (the future is then dropped).
+    pub async fn timeout<T>(&self, limit_ns: Nanos, future: impl Future<Output = T>) -> Option<T> {
+        let sleep = std::pin::pin!(self.sleep(limit_ns));
+        let future = std::pin::pin!(future);
+        match futures::future::select(future, sleep).await {
+            futures::future::Either::Left((value, _)) => Some(value),
+            futures::future::Either::Right(_) => None,
+        }
+    }
+
+    /// Calls `call` once, `delay_ns` from now.
+    pub fn after(&self, delay_ns: Nanos, call: TimerFn) -> TimerId {
+        self.0.timers.borrow_mut().add(self.0.now.get() + delay_ns, call)
+    }
+
+    /// Forgets a timer; harmless when it has already run.
+    pub fn cancel(&self, timer: TimerId) {
+        self.0.timers.borrow_mut().cancel(timer);
+    }
+
+    /// Starts a disk operation; `sink` is told of its end once, from the loop.
+    pub fn submit_disk(&self, op: DiskOp, sink: Rc<dyn OnDisk>, tag: u64) {
+        let mut disks = self.0.disks.borrow_mut();
+        let entry = disks.vacant_entry();
+        let key = entry.key();
+        let pending = entry.insert(PendingDisk { op: Box::new(op), sink, tag });
+        self.0.driver.borrow_mut().submit_disk(&mut pending.op, key as u64);
+    }
+
+    /// Watches a socket for reading.
+    pub fn watch(&self, fd: RawFd, handler: Rc<dyn OnReady>) -> WatchId {
+        let generation = self.0.generation.get().wrapping_add(1) & 0x00ff_ffff;
+        self.0.generation.set(generation);
+        let key = self.0.watches.borrow_mut().insert(Watch { fd, generation, handler });
+        let token = u64::from(generation) << 32 | key as u64;
+        self.0.driver.borrow_mut().watch(fd, token);
+        WatchId(token)
+    }
+
+    /// Asks for one `writable` call.
+    pub fn want_write(&self, watch: WatchId) {
+        if let Some(fd) = self.with_watch(watch.0, |w| w.fd) {
+            self.0.driver.borrow_mut().want_write(fd, watch.0);
+        }
+    }
+
+    /// Ends a watch; its handler is not called again.
+    pub fn unwatch(&self, watch: WatchId) {
+        if let Some(fd) = self.with_watch(watch.0, |w| w.fd) {
+            let watch_slot = self.0.watches.borrow_mut().remove((watch.0 & 0xffff_ffff) as usize);
+            self.0.driver.borrow_mut().unwatch(fd, watch.0);
+            drop(watch_slot);
+        }
+    }
+
+    fn with_watch<T>(&self, token: u64, f: impl FnOnce(&Watch) -> T) -> Option<T> {
+        let watches = self.0.watches.borrow();
+        let watch = watches.get((token & 0xffff_ffff) as usize)?;
+        (u64::from(watch.generation) == token >> 32).then(|| f(watch))
+    }
+
+    /// Ends an I/O: its submitter is told from the loop.
+    pub fn complete(&self, io: Io, status: IoStatus) {
+        self.0.done.borrow_mut().push_back((io, status));
+    }
+
+    /// This core's instance of `T`, made by `make` at the first call.
+    pub fn local<T: 'static>(&self, make: impl FnOnce() -> T) -> Rc<T> {
+        let key = TypeId::of::<T>();
+        if let Some(found) = self.0.locals.borrow().get(&key).cloned().and_then(|any| any.downcast::<T>().ok()) {
+            return found;
+        }
+        let made: Rc<T> = Rc::new(make());
+        self.0.locals.borrow_mut().insert(key, Rc::clone(&made) as Rc<dyn Any>);
+        made
+    }
+
+    /// Ends this core's loop after the present turn.
+    pub fn stop(&self) {
+        self.0.stop.set(true);
+    }
+}
+
+/// The loop of one core.
+pub struct Reactor {
+    core: Core,
+    mail: MailSlot,
+    policy: Policy,
+    stats: Arc<CoreStats>,
+    events: Vec<Event>,
+}
+
+impl std::fmt::Debug for Reactor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reactor").field("core", &self.core).finish()
+    }
+}
+
+/// Most events, messages or completions of one kind handled before the loop looks at the others.
+const BATCH: usize = 256;
+
+impl Reactor {
+    /// Makes a core on the current thread.
+    #[must_use]
+    pub fn new(id: CoreId, driver: Box<dyn Driver>, pool: BufPool, policy: Policy) -> (Self, Peer) {
+        let (mail, slot) = mail::mailbox(driver.waker());
+        let stats = Arc::new(CoreStats::default());
+        let now = driver.now();
+        let inner = Rc::new(CoreInner {
+            id,
+            now: Cell::new(now),
+            driver: RefCell::new(driver),
+            peers: RefCell::new(Arc::new(Vec::new())),
+            pool,
+            watches: RefCell::new(Slab::new()),
+            generation: Cell::new(0),
+            disks: RefCell::new(Slab::new()),
+            timers: RefCell::new(Timers::default()),
+            tasks: LocalTasks::new(mail.clone()),
+            done: RefCell::new(VecDeque::new()),
+            deferred: RefCell::new(VecDeque::new()),
+            locals: RefCell::new(HashMap::new()),
+            stop: Cell::new(false),
+        });
+        let peer = Peer { id, mail, stats: Arc::clone(&stats), cpu: None };
+        (Self { core: Core(inner), mail: slot, policy, stats, events: Vec::new() }, peer)
+    }
+
+    /// Tells the core of all the cores; before the first turn.
+    pub fn set_peers(&self, peers: Arc<Vec<Peer>>) {
+        *self.core.0.peers.borrow_mut() = peers;
+    }
+
+    /// The handle for code on this core.
+    #[must_use]
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Runs until [`Core::stop`].
+    pub fn run(&mut self) {
+        let mut last_work = self.core.now();
+        let mut mark = last_work;
+        while !self.core.0.stop.get() {
+            let worked = self.turn();
+            let now = self.core.now();
+            let bucket = if worked { &self.stats.busy_ns } else { &self.stats.spin_ns };
+            bucket.fetch_add(now.saturating_sub(mark), Ordering::Relaxed);
+            mark = now;
+            if worked {
+                last_work = now;
+            } else if now.saturating_sub(last_work) >= self.policy.spin_ns {
+                self.park();
+                let after = self.core.now();
+                self.stats.parked_ns.fetch_add(after.saturating_sub(mark), Ordering::Relaxed);
+                mark = after;
+                last_work = after;
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do.
+    fn park(&mut self) {
+        self.mail.announce_park(true);
+        if let Some(message) = self.mail.take() {
+            self.mail.announce_park(false);
+            self.refresh_clock();
+            message(&self.core);
+            return;
+        }
+        let until = self.core.0.timers.borrow_mut().next_due();
+        let mut events = std::mem::take(&mut self.events);
+        self.core.0.driver.borrow_mut().park(until, &mut events);
+        self.mail.announce_park(false);
+        self.refresh_clock();
+        self.deliver(&mut events);
+        self.events = events;
+    }
+
+    fn refresh_clock(&self) {
+        let now = self.core.0.driver.borrow().now();
+        self.core.0.now.set(now);
+    }
+
+    /// One pass over everything that may have happened; true when there was something.
+    pub fn turn(&mut self) -> bool {
+        self.refresh_clock();
+        let mut events = std::mem::take(&mut self.events);
+        self.core.0.driver.borrow_mut().poll(&mut events);
+        let mut worked = self.deliver(&mut events);
+        self.events = events;
+        worked |= self.run_mail();
+        worked |= self.run_timers();
+        worked |= self.core.0.tasks.run(BATCH);
+        worked |= self.run_deferred();
+        worked |= self.run_completions();
+        worked
+    }
+
+    fn deliver(&mut self, events: &mut Vec<Event>) -> bool {
+        let worked = !events.is_empty();
+        for event in events.drain(..) {
+            match event {
+                Event::Disk { token, result } => self.disk_event(token, result),
+                Event::Readable { token } => {
+                    if let Some(handler) = self.core.with_watch(token, |w| Rc::clone(&w.handler)) {
+                        handler.readable(&self.core);
+                    }
+                }
+                Event::Writable { token } => {
+                    if let Some(handler) = self.core.with_watch(token, |w| Rc::clone(&w.handler)) {
+                        handler.writable(&self.core);
+                    }
+                }
+            }
+        }
+        worked
+    }
+
+    fn disk_event(&self, token: u64, result: i32) {
+        let key = token as usize;
+        let mut disks = self.core.0.disks.borrow_mut();
+        let Some(pending) = disks.get_mut(key) else { return };
+        let again = result == -libc::EAGAIN || result == -libc::EINTR;
+        if again || (result > 0 && !pending.op.advance(result as usize)) {
+            self.core.0.driver.borrow_mut().submit_disk(&mut pending.op, token);
+            return;
+        }
+        let short = result == 0 && pending.op.remaining() > 0;
+        let pending = disks.remove(key);
+        drop(disks);
+        // A file that ends before the transfer does has been cut under us: no data, no success.
+        let result = if short { -libc::EIO } else { result.min(0) };
+        pending.sink.disk_done(&self.core, pending.tag, result);
+    }
+
+    fn run_mail(&self) -> bool {
+        for count in 0..BATCH {
+            let Some(message) = self.mail.take() else { return count > 0 };
+            message(&self.core);
+        }
+        true
+    }
+
+    fn run_timers(&self) -> bool {
+        let mut worked = false;
+        let now = self.core.now();
+        loop {
+            let due = self.core.0.timers.borrow_mut().pop_due(now);
+            let Some(call) = due else { return worked };
+            call(&self.core);
+            worked = true;
+        }
+    }
+
+    fn run_deferred(&self) -> bool {
+        for count in 0..BATCH {
+            let next = self.core.0.deferred.borrow_mut().pop_front();
+            let Some(work) = next else { return count > 0 };
+            work(&self.core);
+        }
+        true
+    }
+
+    fn run_completions(&self) -> bool {
+        for count in 0..BATCH {
+            let next = self.core.0.done.borrow_mut().pop_front();
+            let Some((io, status)) = next else { return count > 0 };
+            let (sink, tag): (Rc<dyn IoSink>, u64) = io.finish(self.core.now(), status);
+            sink.io_done(&self.core, tag, status);
+        }
+        true
+    }
+}

@@ -1,0 +1,6 @@
+//! Placeholder.
+
+use super::Methods;
+
+/// Adds this module's methods.
+pub fn register(_methods: &mut Methods) {}
