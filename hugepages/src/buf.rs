@@ -72,10 +72,7 @@ impl Buf {
         let memory = unsafe { Memory::new(pool.base().add(pool.offset(slot)), len) };
         // SAFETY: the pointer of an `Arc` is not null.
         let pool = unsafe { NonNull::new_unchecked(Arc::into_raw(pool).cast_mut()) };
-        Self {
-            memory,
-            home: Home::Pool { pool, slot },
-        }
+        Self { memory, home: Home::Pool { pool, slot } }
     }
 
     /// Allocates a zeroed, 4096-aligned buffer outside any pool, for control paths and tests.
@@ -87,10 +84,7 @@ impl Buf {
         let block = HeapBlock::new(len);
         // SAFETY: the block has at least `len` zeroed bytes and is kept alive by this handle.
         let memory = unsafe { Memory::new(block.ptr, len) };
-        Self {
-            memory,
-            home: Home::Heap(Arc::new(block)),
-        }
+        Self { memory, home: Home::Heap(Arc::new(block)) }
     }
 
     /// An unpooled buffer with a copy of `bytes`.
@@ -117,10 +111,7 @@ impl Buf {
     /// When `len` is above [`capacity`](Self::capacity).
     pub fn set_len(&mut self, len: usize) {
         let capacity = self.capacity();
-        assert!(
-            len <= capacity,
-            "length {len} does not fit a buffer of {capacity} bytes"
-        );
+        assert!(len <= capacity, "length {len} does not fit a buffer of {capacity} bytes");
         let start = NonNull::new(self.memory.as_mut_ptr());
         if let Some(start) = start {
             // SAFETY: a `Buf` starts at the start of its buffer, which has `capacity` bytes.
@@ -146,10 +137,7 @@ impl Buf {
     /// The whole length as a [`BufSlice`], without counting up.
     #[must_use]
     pub fn into_slice(self) -> BufSlice {
-        BufSlice {
-            memory: self.memory.alias(),
-            buf: self,
-        }
+        BufSlice { memory: self.memory.alias(), buf: self }
     }
 
     /// Whether this is the only handle to the buffer.
@@ -157,9 +145,7 @@ impl Buf {
     pub fn is_unique(&self) -> bool {
         match &self.home {
             // Acquire pairs with the release of the handles that were dropped, so their accesses are over.
-            Home::Pool { .. } => self
-                .references()
-                .is_some_and(|count| count.load(Ordering::Acquire) == 1),
+            Home::Pool { .. } => self.references().is_some_and(|count| count.load(Ordering::Acquire) == 1),
             Home::Heap(block) => {
                 Arc::strong_count(block) == 1 && {
                     fence(Ordering::Acquire);
@@ -212,24 +198,16 @@ impl Clone for Buf {
         let home = match &self.home {
             Home::Pool { pool, slot } => {
                 // Relaxed, because the new handle comes from one that keeps the slot taken anyway.
-                let was = self
-                    .references()
-                    .map_or(0, |count| count.fetch_add(1, Ordering::Relaxed));
+                let was = self.references().map_or(0, |count| count.fetch_add(1, Ordering::Relaxed));
                 if was >= MAX_REFERENCES {
                     // A wrapped count would free a buffer in use, and there is no way to go on from here.
                     process::abort();
                 }
-                Home::Pool {
-                    pool: *pool,
-                    slot: *slot,
-                }
+                Home::Pool { pool: *pool, slot: *slot }
             }
             Home::Heap(block) => Home::Heap(Arc::clone(block)),
         };
-        Self {
-            memory: self.memory.alias(),
-            home,
-        }
+        Self { memory: self.memory.alias(), home }
     }
 }
 
@@ -238,9 +216,7 @@ impl Drop for Buf {
         let Home::Pool { pool, slot } = self.home else {
             return;
         };
-        let last = self
-            .references()
-            .is_some_and(|count| count.fetch_sub(1, Ordering::Release) == 1);
+        let last = self.references().is_some_and(|count| count.fetch_sub(1, Ordering::Release) == 1);
         if last {
             // Pairs with the release of every other handle: their accesses come before the next user's.
             fence(Ordering::Acquire);
@@ -324,10 +300,7 @@ impl BufSlice {
 
 impl Clone for BufSlice {
     fn clone(&self) -> Self {
-        Self {
-            memory: self.memory.alias(),
-            buf: self.buf.clone(),
-        }
+        Self { memory: self.memory.alias(), buf: self.buf.clone() }
     }
 }
 
@@ -347,30 +320,21 @@ impl From<Buf> for BufSlice {
 
 impl fmt::Debug for BufSlice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufSlice")
-            .field("len", &self.len())
-            .field("buf", &self.buf)
-            .finish()
+        f.debug_struct("BufSlice").field("len", &self.len()).field("buf", &self.buf).finish()
     }
 }
 
 fn try_slice(memory: &Memory, buf: &Buf, range: impl RangeBounds<usize>) -> Option<BufSlice> {
     let (start, end) = limits(&range, memory.len())?;
     let memory = memory.part(start, end.checked_sub(start)?)?;
-    Some(BufSlice {
-        memory,
-        buf: buf.clone(),
-    })
+    Some(BufSlice { memory, buf: buf.clone() })
 }
 
 fn slice_or_panic(memory: &Memory, buf: &Buf, range: impl RangeBounds<usize>) -> BufSlice {
     let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
     match try_slice(memory, buf, bounds) {
         Some(slice) => slice,
-        None => panic!(
-            "range {bounds:?} is outside a buffer of {} bytes",
-            memory.len()
-        ),
+        None => panic!("range {bounds:?} is outside a buffer of {} bytes", memory.len()),
     }
 }
 

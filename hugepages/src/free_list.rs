@@ -44,10 +44,7 @@ impl FreeList {
             let slot = top - 1;
             let next = self.below[slot as usize].load(Ordering::Relaxed);
             let new = pack(changes.wrapping_add(1), next);
-            match self
-                .head
-                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire)
-            {
+            match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(slot),
                 Err(seen) => head = seen,
             }
@@ -61,10 +58,7 @@ impl FreeList {
             let (changes, top) = unpack(head);
             self.below[slot as usize].store(top, Ordering::Relaxed);
             let new = pack(changes.wrapping_add(1), slot + 1);
-            match self
-                .head
-                .compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed)
-            {
+            match self.head.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(seen) => head = seen,
             }
@@ -74,9 +68,7 @@ impl FreeList {
     fn pop_untouched(&self) -> Option<u32> {
         let count = self.below.len() as u32;
         let next = |slot| (slot < count).then_some(slot + 1);
-        self.untouched
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
-            .ok()
+        self.untouched.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()
     }
 }
 
@@ -99,10 +91,7 @@ mod tests {
         assert_eq!((list.pop(), list.pop()), (Some(0), Some(1)));
         list.push(0);
         list.push(1);
-        assert_eq!(
-            (list.pop(), list.pop(), list.pop(), list.pop()),
-            (Some(1), Some(0), Some(2), None)
-        );
+        assert_eq!((list.pop(), list.pop(), list.pop(), list.pop()), (Some(1), Some(0), Some(2), None));
     }
 
     #[test]
@@ -120,10 +109,7 @@ mod tests {
                 scope.spawn(|| {
                     for _ in 0..20_000 {
                         let Some(slot) = list.pop() else { continue };
-                        assert!(
-                            !held[slot as usize].swap(true, Ordering::AcqRel),
-                            "slot {slot} is out twice"
-                        );
+                        assert!(!held[slot as usize].swap(true, Ordering::AcqRel), "slot {slot} is out twice");
                         held[slot as usize].store(false, Ordering::Release);
                         list.push(slot);
                     }

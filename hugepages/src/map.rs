@@ -56,10 +56,7 @@ impl MapPolicy {
     /// Plain pages, no NUMA node.
     #[must_use]
     pub fn plain() -> Self {
-        Self {
-            hugepages: Hugepages::Never,
-            ..Self::default()
-        }
+        Self { hugepages: Hugepages::Never, ..Self::default() }
     }
 }
 
@@ -83,9 +80,7 @@ pub enum MapError {
         bytes: usize,
     },
     /// Hugepages were required and are not to be had.
-    #[error(
-        "{pages} hugepages of {size} are required for {bytes} bytes but not available: {reason}"
-    )]
+    #[error("{pages} hugepages of {size} are required for {bytes} bytes but not available: {reason}")]
     HugepagesUnavailable {
         /// The length asked for, in bytes.
         bytes: usize,
@@ -140,12 +135,7 @@ impl Region {
         if policy.hugepages == Hugepages::Require {
             let size = policy.page_size;
             let pages = (bytes as u64).div_ceil(size.bytes());
-            return Err(MapError::HugepagesUnavailable {
-                bytes,
-                size,
-                pages,
-                reason,
-            });
+            return Err(MapError::HugepagesUnavailable { bytes, size, pages, reason });
         }
         if policy.page_size > PageSize::MIB_2
             && let Ok(region) = Self::map_huge(bytes, PageSize::MIB_2, policy.numa_node)
@@ -191,46 +181,24 @@ impl Region {
             .ok()
             .and_then(|page| round_up(bytes, page))
             .ok_or_else(|| "the length does not fit the address space".to_owned())?;
-        let base =
-            sys::map_anonymous(bytes, Some(size)).map_err(|error| explain_map(&error, size))?;
-        let mut region = Self {
-            base,
-            bytes,
-            kind: RegionKind::Huge(size),
-            numa_node: None,
-        };
+        let base = sys::map_anonymous(bytes, Some(size)).map_err(|error| explain_map(&error, size))?;
+        let mut region = Self { base, bytes, kind: RegionKind::Huge(size), numa_node: None };
         region.prefer(node);
         // SAFETY: the region owns this range, and faulting pages in keeps their content.
-        unsafe { sys::advise(base, bytes, libc::MADV_POPULATE_WRITE) }
-            .map_err(|error| explain_fault(&error))?;
+        unsafe { sys::advise(base, bytes, libc::MADV_POPULATE_WRITE) }.map_err(|error| explain_fault(&error))?;
         Ok(region)
     }
 
     fn map_plain(asked: usize, node: Option<u32>) -> Result<Self, MapError> {
         let too_long = || MapError::Length { bytes: asked };
-        let failed = |source| MapError::Plain {
-            bytes: asked,
-            source,
-        };
+        let failed = |source| MapError::Plain { bytes: asked, source };
         let bytes = round_up(asked, sys::base_page_bytes()).ok_or_else(too_long)?;
         let transparent = bytes >= TRANSPARENT_BYTES;
         let slack = if transparent { TRANSPARENT_BYTES } else { 0 };
-        let mapped = bytes
-            .checked_add(slack)
-            .filter(|&n| isize::try_from(n).is_ok())
-            .ok_or_else(too_long)?;
+        let mapped = bytes.checked_add(slack).filter(|&n| isize::try_from(n).is_ok()).ok_or_else(too_long)?;
         let base = sys::map_anonymous(mapped, None).map_err(failed)?;
-        let whole = Self {
-            base,
-            bytes: mapped,
-            kind: RegionKind::Plain,
-            numa_node: None,
-        };
-        let mut region = if transparent {
-            whole.trim_to(bytes, TRANSPARENT_BYTES)
-        } else {
-            whole
-        };
+        let whole = Self { base, bytes: mapped, kind: RegionKind::Plain, numa_node: None };
+        let mut region = if transparent { whole.trim_to(bytes, TRANSPARENT_BYTES) } else { whole };
         region.prefer(node);
         if transparent {
             // SAFETY: the region owns this range, and this advice keeps its content.
@@ -244,10 +212,7 @@ impl Region {
 
     /// Cuts the mapping down to `bytes` that start on an `align` boundary. The mapping is longer by `align`.
     fn trim_to(self, bytes: usize, align: usize) -> Self {
-        debug_assert!(
-            self.bytes == bytes + align,
-            "the slack must be one alignment unit"
-        );
+        debug_assert!(self.bytes == bytes + align, "the slack must be one alignment unit");
         let whole = std::mem::ManuallyDrop::new(self);
         let head = whole.base.as_ptr().align_offset(align);
         let tail = align - head;
@@ -262,12 +227,7 @@ impl Region {
             // its end; those last `tail` bytes are whole pages that no one has the address of yet.
             log_unmap(unsafe { sys::unmap(base.add(bytes), tail) });
         }
-        Self {
-            base,
-            bytes,
-            kind: whole.kind,
-            numa_node: whole.numa_node,
-        }
+        Self { base, bytes, kind: whole.kind, numa_node: whole.numa_node }
     }
 
     fn prefer(&mut self, node: Option<u32>) {
@@ -297,9 +257,7 @@ fn log_unmap(result: io::Result<()>) {
 }
 
 fn round_up(bytes: usize, page: usize) -> Option<usize> {
-    bytes
-        .checked_next_multiple_of(page)
-        .filter(|&rounded| isize::try_from(rounded).is_ok())
+    bytes.checked_next_multiple_of(page).filter(|&rounded| isize::try_from(rounded).is_ok())
 }
 
 fn warn_plain(bytes: usize, size: PageSize, reason: &str) {
@@ -325,12 +283,10 @@ fn explain_map(error: &io::Error, size: PageSize) -> String {
 
 fn explain_fault(error: &io::Error) -> String {
     match error.raw_os_error() {
-        Some(libc::EINVAL) => {
-            "the kernel cannot check hugepages before use (Linux 5.14 and later can)".to_owned()
+        Some(libc::EINVAL) => "the kernel cannot check hugepages before use (Linux 5.14 and later can)".to_owned(),
+        _ => {
+            format!("free hugepages exist but may not be used here, as when a container has no hugepage limit: {error}")
         }
-        _ => format!(
-            "free hugepages exist but may not be used here, as when a container has no hugepage limit: {error}"
-        ),
     }
 }
 
@@ -350,23 +306,12 @@ mod tests {
         for hugepages in [Hugepages::Auto, Hugepages::Never] {
             for numa_node in [None, Some(0), Some(1023), Some(5000)] {
                 for asked in [1, 4096, 4097, (2 << 20) - 1, 2 << 20, (5 << 20) + 1] {
-                    let region = Region::map(
-                        asked,
-                        MapPolicy {
-                            hugepages,
-                            numa_node,
-                            ..MapPolicy::default()
-                        },
-                    )
-                    .unwrap();
+                    let region =
+                        Region::map(asked, MapPolicy { hugepages, numa_node, ..MapPolicy::default() }).unwrap();
                     assert!(region.len() >= asked);
                     assert_eq!(region.len() % 4096, 0);
                     assert_eq!(region.base().as_ptr() as usize % 4096, 0);
-                    assert!(
-                        bytes_at(&region, 0, region.len())
-                            .iter()
-                            .all(|&byte| byte == 0)
-                    );
+                    assert!(bytes_at(&region, 0, region.len()).iter().all(|&byte| byte == 0));
                     // SAFETY: the last byte is inside the mapping, which this test owns.
                     unsafe { region.base().as_ptr().add(region.len() - 1).write(7) };
                     assert_eq!(bytes_at(&region, region.len() - 1, 1), [7]);
@@ -385,10 +330,7 @@ mod tests {
 
     #[test]
     fn require_gives_hugepages_or_says_how_many_are_missing() {
-        let policy = MapPolicy {
-            hugepages: Hugepages::Require,
-            ..MapPolicy::default()
-        };
+        let policy = MapPolicy { hugepages: Hugepages::Require, ..MapPolicy::default() };
         match Region::map((2 << 20) + 1, policy) {
             Ok(region) => {
                 assert_eq!(region.kind(), RegionKind::Huge(PageSize::MIB_2));
@@ -403,10 +345,7 @@ mod tests {
 
     #[test]
     fn gigabyte_pages_that_are_missing_do_not_fail_auto() {
-        let policy = MapPolicy {
-            page_size: PageSize::GIB_1,
-            ..MapPolicy::default()
-        };
+        let policy = MapPolicy { page_size: PageSize::GIB_1, ..MapPolicy::default() };
         assert!(Region::map(8192, policy).unwrap().len() >= 8192);
     }
 
@@ -414,14 +353,7 @@ mod tests {
     fn impossible_lengths_are_refused_by_value() {
         for bytes in [0, usize::MAX, isize::MAX as usize] {
             for hugepages in [Hugepages::Auto, Hugepages::Never] {
-                let error = Region::map(
-                    bytes,
-                    MapPolicy {
-                        hugepages,
-                        ..MapPolicy::default()
-                    },
-                )
-                .unwrap_err();
+                let error = Region::map(bytes, MapPolicy { hugepages, ..MapPolicy::default() }).unwrap_err();
                 assert!(error.to_string().contains(&bytes.to_string()), "{error}");
             }
         }

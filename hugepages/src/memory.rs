@@ -36,10 +36,7 @@ impl Memory {
 
     /// Same address and length, for a second handle to the same bytes.
     pub(crate) fn alias(&self) -> Self {
-        Self {
-            ptr: self.ptr,
-            len: self.len,
-        }
+        Self { ptr: self.ptr, len: self.len }
     }
 
     /// The part from `start` of `len` bytes, if it lies inside.
@@ -79,10 +76,7 @@ impl Memory {
     /// Whether address and length both fit direct I/O in blocks of `block_bytes` (a power of two up to 4096).
     #[must_use]
     pub fn is_direct_io(&self, block_bytes: usize) -> bool {
-        debug_assert!(
-            block_bytes.is_power_of_two() && block_bytes <= BUFFER_ALIGN,
-            "block_bytes is {block_bytes}"
-        );
+        debug_assert!(block_bytes.is_power_of_two() && block_bytes <= BUFFER_ALIGN, "block_bytes is {block_bytes}");
         (self.ptr.as_ptr() as usize | self.len) & (block_bytes - 1) == 0
     }
 

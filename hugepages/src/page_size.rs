@@ -120,14 +120,9 @@ mod tests {
 
     #[test]
     fn other_names_are_refused_by_name() {
-        for name in [
-            "",
-            "hugepages-",
-            "hugepages-3kB",
-            "hugepages-2048",
-            "pages-2048kB",
-            "hugepages-18446744073709551615kB",
-        ] {
+        for name in
+            ["", "hugepages-", "hugepages-3kB", "hugepages-2048", "pages-2048kB", "hugepages-18446744073709551615kB"]
+        {
             let error = PageSize::from_dir_name(name).unwrap_err();
             assert!(error.to_string().contains(&format!("{name:?}")), "{error}");
         }

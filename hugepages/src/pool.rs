@@ -52,14 +52,8 @@ impl Default for PoolConfig {
     /// 1024 buffers of 8 KiB and 256 of 132 KiB: 41 MiB, on hugepages if there are any.
     fn default() -> Self {
         Self {
-            small: ClassConfig {
-                bytes: 8 << 10,
-                count: 1024,
-            },
-            large: ClassConfig {
-                bytes: (128 << 10) + BUFFER_ALIGN,
-                count: 256,
-            },
+            small: ClassConfig { bytes: 8 << 10, count: 1024 },
+            large: ClassConfig { bytes: (128 << 10) + BUFFER_ALIGN, count: 256 },
             policy: MapPolicy::default(),
         }
     }
@@ -79,9 +73,7 @@ pub enum PoolError {
         above: usize,
     },
     /// A buffer count is not allowed.
-    #[error(
-        "{class}.count {count} is not allowed: 0 to {MAX_COUNT} are, and at least one buffer in all"
-    )]
+    #[error("{class}.count {count} is not allowed: 0 to {MAX_COUNT} are, and at least one buffer in all")]
     Count {
         /// `small` or `large`.
         class: &'static str,
@@ -166,20 +158,10 @@ impl BufPool {
         let region = Region::map(bytes, config.policy)?;
         let small = Class::new(config.small, 0, 0);
         let large = Class::new(config.large, small.end(), config.small.count);
-        debug_assert!(
-            large.end() <= region.len(),
-            "the classes must fit the region"
-        );
+        debug_assert!(large.end() <= region.len(), "the classes must fit the region");
         let slots = config.small.count + config.large.count;
         let references = (0..slots).map(|_| AtomicU32::new(0)).collect();
-        Ok(Self {
-            inner: Arc::new(PoolInner {
-                region,
-                small,
-                large,
-                references,
-            }),
-        })
+        Ok(Self { inner: Arc::new(PoolInner { region, small, large, references }) })
     }
 
     /// Takes a buffer of length `len` with the content its last user left; `None` when the class is exhausted or no
@@ -204,25 +186,16 @@ impl BufPool {
     pub fn try_take(&self, len: usize) -> Result<Buf, TakeError> {
         let inner = &self.inner;
         let Some(class) = inner.class_for(len) else {
-            return Err(TakeError::TooLong {
-                len,
-                max: self.max_len(),
-            });
+            return Err(TakeError::TooLong { len, max: self.max_len() });
         };
-        let slot = class.take().ok_or(TakeError::Exhausted {
-            class_bytes: class.bytes,
-        })?;
+        let slot = class.take().ok_or(TakeError::Exhausted { class_bytes: class.bytes })?;
         Ok(Buf::from_pool(Arc::clone(inner), slot, len))
     }
 
     /// The longest length that can be taken, in bytes.
     #[must_use]
     pub fn max_len(&self) -> usize {
-        if self.inner.large.count > 0 {
-            self.inner.large.bytes
-        } else {
-            self.inner.small.bytes
-        }
+        if self.inner.large.count > 0 { self.inner.large.bytes } else { self.inner.small.bytes }
     }
 
     /// Base and length of the pool's memory, for io_uring buffer registration as one buffer.
@@ -233,10 +206,7 @@ impl BufPool {
     #[must_use]
     pub fn region_iovec(&self) -> libc::iovec {
         let region = &self.inner.region;
-        libc::iovec {
-            iov_base: region.base().as_ptr().cast(),
-            iov_len: region.len(),
-        }
+        libc::iovec { iov_base: region.base().as_ptr().cast(), iov_len: region.len() }
     }
 
     /// The memory behind the pool.
@@ -265,9 +235,7 @@ impl BufPool {
 
 impl fmt::Debug for BufPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufPool")
-            .field("stats", &self.stats())
-            .finish_non_exhaustive()
+        f.debug_struct("BufPool").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
@@ -277,16 +245,10 @@ impl PoolConfig {
         check_bytes("large", self.large.bytes, self.small.bytes)?;
         let (small, large) = (self.small.count, self.large.count);
         if small > MAX_COUNT || small == 0 && large == 0 {
-            return Err(PoolError::Count {
-                class: "small",
-                count: small,
-            });
+            return Err(PoolError::Count { class: "small", count: small });
         }
         if large > MAX_COUNT {
-            return Err(PoolError::Count {
-                class: "large",
-                count: large,
-            });
+            return Err(PoolError::Count { class: "large", count: large });
         }
         let bytes_of = |class: ClassConfig| class.bytes.checked_mul(class.count as usize);
         bytes_of(self.small)
@@ -300,11 +262,7 @@ fn check_bytes(class: &'static str, bytes: usize, above: usize) -> Result<(), Po
     if bytes > above && bytes.is_multiple_of(BUFFER_ALIGN) {
         Ok(())
     } else {
-        Err(PoolError::Bytes {
-            class,
-            bytes,
-            above,
-        })
+        Err(PoolError::Bytes { class, bytes, above })
     }
 }
 
@@ -342,17 +300,11 @@ impl PoolInner {
     }
 
     fn class_of(&self, slot: u32) -> &Class {
-        if slot < self.small.count {
-            &self.small
-        } else {
-            &self.large
-        }
+        if slot < self.small.count { &self.small } else { &self.large }
     }
 
     fn class_for(&self, len: usize) -> Option<&Class> {
-        [&self.small, &self.large]
-            .into_iter()
-            .find(|class| len <= class.bytes && class.count > 0)
+        [&self.small, &self.large].into_iter().find(|class| len <= class.bytes && class.count > 0)
     }
 }
 

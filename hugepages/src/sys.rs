@@ -31,16 +31,7 @@ pub(crate) fn map_anonymous(bytes: usize, huge: Option<PageSize>) -> io::Result<
     };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
     // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no existing memory.
-    let base = unsafe {
-        libc::mmap(
-            ptr::null_mut(),
-            bytes,
-            libc::PROT_READ | libc::PROT_WRITE,
-            flags,
-            -1,
-            0,
-        )
-    };
+    let base = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
@@ -60,11 +51,7 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
 ///
 /// # Safety
 /// The range is mapped, owned by the caller, and `advice` keeps its content.
-pub(crate) unsafe fn advise(
-    base: NonNull<u8>,
-    bytes: usize,
-    advice: libc::c_int,
-) -> io::Result<()> {
+pub(crate) unsafe fn advise(base: NonNull<u8>, bytes: usize, advice: libc::c_int) -> io::Result<()> {
     // SAFETY: the range is mapped and the advice keeps the content, by the caller's promise.
     check(unsafe { libc::madvise(base.as_ptr().cast(), bytes, advice) }.into())
 }
@@ -76,29 +63,15 @@ pub(crate) unsafe fn advise(
 pub(crate) unsafe fn prefer_node(base: NonNull<u8>, bytes: usize, node: u32) -> io::Result<()> {
     let mut mask = [0 as libc::c_ulong; MASK_NODES / WORD_BITS];
     let node = node as usize;
-    let word = mask
-        .get_mut(node / WORD_BITS)
-        .ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let word = mask.get_mut(node / WORD_BITS).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     *word = 1 << (node % WORD_BITS);
     // SAFETY: the mask lives through the call and holds `MASK_NODES` bits (the kernel takes one off the count it is
     // given); the range is mapped, by the caller's promise, and placement does not change its content.
     check(unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            base.as_ptr(),
-            bytes,
-            libc::MPOL_PREFERRED,
-            mask.as_ptr(),
-            MASK_NODES + 1,
-            0,
-        )
+        libc::syscall(libc::SYS_mbind, base.as_ptr(), bytes, libc::MPOL_PREFERRED, mask.as_ptr(), MASK_NODES + 1, 0)
     })
 }
 
 fn check(code: libc::c_long) -> io::Result<()> {
-    if code == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
