@@ -1,0 +1,281 @@
+//! What a plan asks for, as plain data. The manager carries it out.
+//!
+//! *Contract with whoever carries it out.*
+//! - The actions of one plan are a sequence: they are done in order, and the first that fails ends the pass. Some rely
+//!   on it: data is deleted before the finalizer goes, a status is patched before the event that tells of it.
+//! - A pass that ended early is repeated: at once after a conflict (409), which only says that the snapshot was old;
+//!   with a growing delay after anything else. Nothing is ever dropped: plans look at levels, not at edges, and ask
+//!   again for what is still missing.
+//! - The next plan for an object must not run on a snapshot older than the last pass's own writes (read your writes):
+//!   the manager puts the objects that the API server and the agents return into the snapshot itself.
+//! - At rest a plan is empty, or holds nothing but a [`Action::RequeueAt`].
+
+use addax_api::{Engine, InstanceManager, Node, Replica, ReplicaAddress, Setting, Volume, VolumeAttachment};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use serde_json::Value;
+
+/// The kinds that plans are made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// See [`Volume`].
+    Volume,
+    /// See [`VolumeAttachment`].
+    VolumeAttachment,
+    /// See [`Engine`].
+    Engine,
+    /// See [`Replica`].
+    Replica,
+    /// See [`Node`].
+    Node,
+    /// See [`InstanceManager`].
+    InstanceManager,
+    /// See [`Setting`].
+    Setting,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Kind; 7] = [
+        Kind::Volume,
+        Kind::VolumeAttachment,
+        Kind::Engine,
+        Kind::Replica,
+        Kind::Node,
+        Kind::InstanceManager,
+        Kind::Setting,
+    ];
+
+    /// The kind's name, as in manifests.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Kind::Volume => "Volume",
+            Kind::VolumeAttachment => "VolumeAttachment",
+            Kind::Engine => "Engine",
+            Kind::Replica => "Replica",
+            Kind::Node => "Node",
+            Kind::InstanceManager => "InstanceManager",
+            Kind::Setting => "Setting",
+        }
+    }
+}
+
+/// Names an object that a plan is made for. It need not exist (yet).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// The kind.
+    pub kind: Kind,
+    /// The name; the namespace is always `addax-system`.
+    pub name: String,
+}
+
+impl Key {
+    /// Names an object.
+    pub fn new(kind: Kind, name: &str) -> Self {
+        Self { kind, name: name.to_owned() }
+    }
+}
+
+/// An object exactly as the plan saw it: a write to it holds only for that version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectRef {
+    /// The kind.
+    pub kind: Kind,
+    /// The name.
+    pub name: String,
+    /// `metadata.uid`: a precondition of a deletion.
+    pub uid: String,
+    /// `metadata.resourceVersion`: a precondition of every patch and deletion.
+    pub resource_version: String,
+}
+
+/// An object to create. `metadata` holds name, namespace, labels, finalizers and owner references.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Object {
+    /// A Volume's attachment.
+    VolumeAttachment(VolumeAttachment),
+    /// An engine.
+    Engine(Engine),
+    /// A replica.
+    Replica(Replica),
+    /// A node.
+    Node(Node),
+    /// A node's agent.
+    InstanceManager(InstanceManager),
+    /// A setting.
+    Setting(Setting),
+}
+
+impl Object {
+    /// Names the object.
+    pub fn key(&self) -> Key {
+        match self {
+            Object::VolumeAttachment(o) => Key::new(Kind::VolumeAttachment, &o.name_any()),
+            Object::Engine(o) => Key::new(Kind::Engine, &o.name_any()),
+            Object::Replica(o) => Key::new(Kind::Replica, &o.name_any()),
+            Object::Node(o) => Key::new(Kind::Node, &o.name_any()),
+            Object::InstanceManager(o) => Key::new(Kind::InstanceManager, &o.name_any()),
+            Object::Setting(o) => Key::new(Kind::Setting, &o.name_any()),
+        }
+    }
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Create an object. That it exists already is no error: the snapshot was old, and the pass is repeated.
+    Create(Box<Object>),
+    /// Send a JSON merge patch for `metadata` and `spec`. The doer adds `metadata.resourceVersion` from the reference,
+    /// so that a concurrent change makes it fail with a conflict.
+    PatchSpec {
+        /// What to patch.
+        object: ObjectRef,
+        /// `{"metadata": {...}, "spec": {...}}`, either may be missing.
+        patch: Value,
+    },
+    /// Send a JSON merge patch to the status subresource, under the same precondition.
+    PatchStatus {
+        /// What to patch.
+        object: ObjectRef,
+        /// `{"status": {...}}`.
+        patch: Value,
+    },
+    /// Delete an object, with its uid and resourceVersion as preconditions. That it is gone already is no error.
+    Delete {
+        /// What to delete.
+        object: ObjectRef,
+    },
+    /// Call a node's agent.
+    Agent {
+        /// The node.
+        node: String,
+        /// What to ask.
+        call: AgentCall,
+    },
+    /// Tell people what happened. Failing to do so is no error.
+    Event {
+        /// What it is about.
+        object: ObjectRef,
+        /// Whether somebody should worry.
+        severity: Severity,
+        /// One CamelCase word for the cause.
+        reason: String,
+        /// One sentence.
+        message: String,
+    },
+    /// Make this plan again at that time, if nothing causes it earlier. The earliest of several counts.
+    RequeueAt(Timestamp),
+}
+
+/// How much an event matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// Things go their way.
+    Normal,
+    /// Somebody may want to look.
+    Warning,
+}
+
+/// A call of a node's agent. All are idempotent. Sizes are in bytes.
+///
+/// The doer records a failed call in [`AgentView::failures`](crate::observed::AgentView::failures) under
+/// [`AgentCall::target`] and takes the record away when a later call for the same target succeeds; the plan asks again
+/// only when the record's `retry_at` has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AgentCall {
+    /// Start a replica.
+    StartReplica {
+        /// The replica.
+        name: String,
+        /// Its volume.
+        volume: String,
+        /// The disk's name on the node.
+        disk: String,
+        /// Size of the volume.
+        size_bytes: i64,
+        /// Whether to make the data if there is none. False once the replica may hold data: a copy that has vanished
+        /// must not come back as an empty one.
+        create: bool,
+    },
+    /// Stop a replica; its data stays.
+    StopReplica {
+        /// The replica.
+        name: String,
+    },
+    /// Remove a replica's data. The plan has made sure that no record names it (consistency rule 22).
+    DeleteReplica {
+        /// The replica.
+        name: String,
+        /// The disk's name on the node.
+        disk: String,
+    },
+    /// Open a volume: epoch, promotes, mirror, frontend.
+    StartEngine {
+        /// The volume.
+        volume: String,
+        /// Its recorded size.
+        size_bytes: i64,
+        /// The replicas to use, by name.
+        replicas: Vec<(String, ReplicaAddress)>,
+        /// The hosts that may connect.
+        allowed_hosts: Vec<String>,
+        /// UUID of the namespace.
+        uuid: String,
+    },
+    /// Close a volume in order.
+    StopEngine {
+        /// The volume.
+        volume: String,
+    },
+    /// Rebuild a replica into the volume.
+    AddReplica {
+        /// The volume.
+        volume: String,
+        /// The replica.
+        replica: String,
+        /// Where it is.
+        address: ReplicaAddress,
+    },
+    /// Take a replica out of the volume's record and let it go. Afterwards the engine lists it no more.
+    RemoveReplica {
+        /// The volume.
+        volume: String,
+        /// The replica.
+        replica: String,
+    },
+    /// Replace the hosts that may connect.
+    SetAllowedHosts {
+        /// The volume.
+        volume: String,
+        /// The hosts that may connect; nobody else may.
+        allowed_hosts: Vec<String>,
+    },
+}
+
+/// What a call is about: failures are kept by it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CallTarget {
+    /// A replica, by its name.
+    Replica(String),
+    /// The engine of a volume, by the volume's name.
+    Engine(String),
+    /// A replica of a volume's engine: the volume's and the replica's name.
+    Member(String, String),
+}
+
+impl AgentCall {
+    /// What the call is about.
+    pub fn target(&self) -> CallTarget {
+        match self {
+            AgentCall::StartReplica { name, .. }
+            | AgentCall::StopReplica { name }
+            | AgentCall::DeleteReplica { name, .. } => CallTarget::Replica(name.clone()),
+            AgentCall::StartEngine { volume, .. }
+            | AgentCall::StopEngine { volume }
+            | AgentCall::SetAllowedHosts { volume, .. } => CallTarget::Engine(volume.clone()),
+            AgentCall::AddReplica { volume, replica, .. } | AgentCall::RemoveReplica { volume, replica } => {
+                CallTarget::Member(volume.clone(), replica.clone())
+            }
+        }
+    }
+}
