@@ -72,10 +72,7 @@ pub fn set(
         message: message.to_owned(),
         last_transition_time: Time(now),
     };
-    match conditions
-        .iter_mut()
-        .find(|condition| condition.type_ == type_)
-    {
+    match conditions.iter_mut().find(|condition| condition.type_ == type_) {
         None => {
             conditions.push(fresh);
             true
@@ -109,46 +106,12 @@ mod tests {
     #[test]
     fn the_transition_time_moves_only_with_the_status() {
         let mut conditions = Vec::new();
-        assert!(set(
-            &mut conditions,
-            "Ready",
-            true,
-            "Up",
-            "all is well",
-            at(1)
-        ));
-        assert!(!set(
-            &mut conditions,
-            "Ready",
-            true,
-            "Up",
-            "all is well",
-            at(2)
-        ));
-        assert!(set(
-            &mut conditions,
-            "Ready",
-            true,
-            "Up",
-            "still well",
-            at(3)
-        ));
-        assert_eq!(
-            get(&conditions, "Ready").unwrap().last_transition_time,
-            Time(at(1))
-        );
-        assert!(set(
-            &mut conditions,
-            "Ready",
-            false,
-            "Down",
-            "no answer",
-            at(4)
-        ));
-        assert_eq!(
-            get(&conditions, "Ready").unwrap().last_transition_time,
-            Time(at(4))
-        );
+        assert!(set(&mut conditions, "Ready", true, "Up", "all is well", at(1)));
+        assert!(!set(&mut conditions, "Ready", true, "Up", "all is well", at(2)));
+        assert!(set(&mut conditions, "Ready", true, "Up", "still well", at(3)));
+        assert_eq!(get(&conditions, "Ready").unwrap().last_transition_time, Time(at(1)));
+        assert!(set(&mut conditions, "Ready", false, "Down", "no answer", at(4)));
+        assert_eq!(get(&conditions, "Ready").unwrap().last_transition_time, Time(at(4)));
         assert!(!is_true(&conditions, "Ready"));
         assert!(remove(&mut conditions, "Ready"));
         assert!(!remove(&mut conditions, "Ready"));

@@ -29,11 +29,7 @@ pub const CONDITION_INSTANCE_READY: &str = "InstanceReady";
     printcolumn(name = "State", type_ = "string", json_path = ".status.currentState"),
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeID"),
     printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EngineSpec {

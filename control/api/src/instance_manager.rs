@@ -25,11 +25,7 @@ use crate::types::{InstanceState, is_default};
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeID"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.currentState"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.address"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceManagerSpec {

@@ -20,41 +20,13 @@ pub struct KindInfo {
 
 /// Every kind of the API.
 pub const KINDS: &[KindInfo] = &[
-    KindInfo {
-        kind: "Engine",
-        plural: "engines",
-        short_name: "axe",
-    },
-    KindInfo {
-        kind: "InstanceManager",
-        plural: "instancemanagers",
-        short_name: "axim",
-    },
-    KindInfo {
-        kind: "Node",
-        plural: "nodes",
-        short_name: "axn",
-    },
-    KindInfo {
-        kind: "Replica",
-        plural: "replicas",
-        short_name: "axr",
-    },
-    KindInfo {
-        kind: "Setting",
-        plural: "settings",
-        short_name: "axset",
-    },
-    KindInfo {
-        kind: "Volume",
-        plural: "volumes",
-        short_name: "axv",
-    },
-    KindInfo {
-        kind: "VolumeAttachment",
-        plural: "volumeattachments",
-        short_name: "axva",
-    },
+    KindInfo { kind: "Engine", plural: "engines", short_name: "axe" },
+    KindInfo { kind: "InstanceManager", plural: "instancemanagers", short_name: "axim" },
+    KindInfo { kind: "Node", plural: "nodes", short_name: "axn" },
+    KindInfo { kind: "Replica", plural: "replicas", short_name: "axr" },
+    KindInfo { kind: "Setting", plural: "settings", short_name: "axset" },
+    KindInfo { kind: "Volume", plural: "volumes", short_name: "axv" },
+    KindInfo { kind: "VolumeAttachment", plural: "volumeattachments", short_name: "axva" },
 ];
 
 /// The definitions of every kind, in the order of [`KINDS`]. Install these, not the derived ones: an API server warns
@@ -70,10 +42,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         VolumeAttachment::crd(),
     ];
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
-        let schema = version
-            .schema
-            .as_mut()
-            .and_then(|schema| schema.open_api_v3_schema.as_mut());
+        let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
         if let Some(schema) = schema {
             use_known_formats(schema);
         }
@@ -88,11 +57,7 @@ fn use_known_formats(schema: &mut JSONSchemaProps) {
         "uint64" => "int64".to_owned(),
         _ => format,
     });
-    for property in schema
-        .properties
-        .iter_mut()
-        .flat_map(|properties| properties.values_mut())
-    {
+    for property in schema.properties.iter_mut().flat_map(|properties| properties.values_mut()) {
         use_known_formats(property);
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {

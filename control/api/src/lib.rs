@@ -34,6 +34,7 @@ pub use engine::{Engine, EngineSpec, EngineStatus};
 pub use instance_manager::{InstanceManager, InstanceManagerSpec, InstanceManagerStatus};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 pub use kinds::{KINDS, KindInfo, crds};
+pub use kube::{Resource, ResourceExt, core::ObjectMeta};
 pub use node::{Node, NodeSpec, NodeStatus};
 pub use replica::{Replica, ReplicaSpec, ReplicaStatus};
 pub use setting::{Setting, SettingSpec, SettingStatus};

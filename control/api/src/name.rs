@@ -54,18 +54,11 @@ pub enum NameError {
 /// Says the field, the value and what is allowed.
 pub fn validate_label(field: &str, value: &str, max: usize) -> Result<(), NameError> {
     if value.is_empty() {
-        return Err(NameError::Empty {
-            field: field.to_owned(),
-        });
+        return Err(NameError::Empty { field: field.to_owned() });
     }
     let length = value.chars().count();
     if length > max {
-        return Err(NameError::TooLong {
-            field: field.to_owned(),
-            value: value.to_owned(),
-            length,
-            max,
-        });
+        return Err(NameError::TooLong { field: field.to_owned(), value: value.to_owned(), length, max });
     }
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let inside = value.chars().all(|c| plain(c) || c == '-');
@@ -73,10 +66,7 @@ pub fn validate_label(field: &str, value: &str, max: usize) -> Result<(), NameEr
     if inside && ends {
         return Ok(());
     }
-    Err(NameError::BadCharacter {
-        field: field.to_owned(),
-        value: value.to_owned(),
-    })
+    Err(NameError::BadCharacter { field: field.to_owned(), value: value.to_owned() })
 }
 
 /// Checks the name of a volume.
@@ -127,10 +117,7 @@ mod tests {
             assert!(matches!(error, NameError::BadCharacter { .. }), "{bad}");
             assert!(error.to_string().contains(bad));
         }
-        assert!(matches!(
-            validate_volume_name(""),
-            Err(NameError::Empty { .. })
-        ));
+        assert!(matches!(validate_volume_name(""), Err(NameError::Empty { .. })));
         let error = validate_volume_name(&"a".repeat(53)).unwrap_err();
         assert!(error.to_string().contains("at most 52"), "{error}");
         for good in ["a", "0", "a-b", "db-0", "0a"] {

@@ -27,22 +27,14 @@ pub const CONDITION_SCHEDULABLE: &str = "Schedulable";
     status = "NodeStatus",
     derive = "PartialEq",
     doc = "A machine that holds copies of volumes and serves volumes.",
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Ready')].status"
-    ),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(
         name = "Schedulable",
         type_ = "string",
         json_path = ".status.conditions[?(@.type=='Schedulable')].status"
     ),
     printcolumn(name = "Agent", type_ = "string", json_path = ".status.agentAddress"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NodeSpec {
@@ -63,11 +55,7 @@ pub struct NodeSpec {
 
 impl Default for NodeSpec {
     fn default() -> Self {
-        Self {
-            disks: BTreeMap::new(),
-            allow_scheduling: true,
-            tags: Vec::new(),
-        }
+        Self { disks: BTreeMap::new(), allow_scheduling: true, tags: Vec::new() }
     }
 }
 
@@ -97,12 +85,7 @@ pub struct DiskSpec {
 impl DiskSpec {
     /// A disk in a folder, open for copies.
     pub fn at(path: &str) -> Self {
-        Self {
-            path: path.to_owned(),
-            allow_scheduling: true,
-            storage_reserved: 0,
-            tags: Vec::new(),
-        }
+        Self { path: path.to_owned(), allow_scheduling: true, storage_reserved: 0, tags: Vec::new() }
     }
 }
 

@@ -41,10 +41,7 @@ mod tests {
         assert_eq!(nqn, "nqn.2026-11.io.addax:engine:v:7:e-1");
         assert_eq!(parse_engine_host_nqn(&nqn), Some(("v", 7, "e-1")));
         assert_eq!(parse_engine_host_nqn(&volume_nqn("v")), None);
-        assert_eq!(
-            parse_engine_host_nqn("nqn.2026-11.io.addax:engine:v:x:e"),
-            None
-        );
+        assert_eq!(parse_engine_host_nqn("nqn.2026-11.io.addax:engine:v:x:e"), None);
         assert_eq!(replica_nqn("v-r-1"), "nqn.2026-11.io.addax:replica:v-r-1");
     }
 

@@ -30,11 +30,7 @@ pub const CONDITION_DELETION_BLOCKED: &str = "DeletionBlocked";
     printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeID"),
     printcolumn(name = "Disk", type_ = "string", json_path = ".spec.diskID"),
     printcolumn(name = "Failed", type_ = "date", json_path = ".spec.failedAt"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicaSpec {
@@ -42,11 +38,6 @@ pub struct ReplicaSpec {
     #[schemars(length(min = 1, max = 52))]
     #[x_kube(validation = Rule::new("self == oldSelf").message("volumeName cannot change"))]
     pub volume_name: String,
-
-    /// The engine that uses it; empty while the volume is detached.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    #[schemars(length(max = 63))]
-    pub engine_name: String,
 
     /// The node that holds it; empty until it has been scheduled. A copy does not move.
     #[serde(default, rename = "nodeID", skip_serializing_if = "String::is_empty")]

@@ -22,11 +22,7 @@ use thiserror::Error;
     doc = "A value that holds for the whole cluster. The object's name is the setting's name.",
     printcolumn(name = "Value", type_ = "string", json_path = ".spec.value"),
     printcolumn(name = "Applied", type_ = "boolean", json_path = ".status.applied"),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct SettingSpec {
@@ -88,13 +84,11 @@ pub const STORAGE_OVER_PROVISIONING_PERCENTAGE: &str = "storage-over-provisionin
 /// How much of a disk must stay free.
 pub const STORAGE_MINIMAL_AVAILABLE_PERCENTAGE: &str = "storage-minimal-available-percentage";
 /// How much of the default disk is left to others.
-pub const STORAGE_RESERVED_PERCENTAGE_FOR_DEFAULT_DISK: &str =
-    "storage-reserved-percentage-for-default-disk";
+pub const STORAGE_RESERVED_PERCENTAGE_FOR_DEFAULT_DISK: &str = "storage-reserved-percentage-for-default-disk";
 /// How long a lost copy is waited for.
 pub const REPLICA_REPLENISHMENT_WAIT_INTERVAL: &str = "replica-replenishment-wait-interval";
 /// How many rebuilds a node takes at once.
-pub const CONCURRENT_REPLICA_REBUILD_PER_NODE_LIMIT: &str =
-    "concurrent-replica-rebuild-per-node-limit";
+pub const CONCURRENT_REPLICA_REBUILD_PER_NODE_LIMIT: &str = "concurrent-replica-rebuild-per-node-limit";
 /// How long a node counts as alive after its last sign of life.
 pub const NODE_LEASE_DURATION_SECONDS: &str = "node-lease-duration-seconds";
 /// How often a node gives a sign of life.
@@ -198,23 +192,13 @@ impl SettingInfo {
     /// Says the setting, the value and what is allowed.
     pub fn validate(&self, value: &str) -> Result<(), SettingError> {
         match self.type_ {
-            SettingType::Bool => {
-                value
-                    .parse::<bool>()
-                    .map(drop)
-                    .map_err(|_| SettingError::NotBool {
-                        name: self.name,
-                        value: value.to_owned(),
-                    })
-            }
+            SettingType::Bool => value
+                .parse::<bool>()
+                .map(drop)
+                .map_err(|_| SettingError::NotBool { name: self.name, value: value.to_owned() }),
             SettingType::Integer { min, max } => match value.parse::<i64>() {
                 Ok(number) if (min..=max).contains(&number) => Ok(()),
-                _ => Err(SettingError::NotInRange {
-                    name: self.name,
-                    value: value.to_owned(),
-                    min,
-                    max,
-                }),
+                _ => Err(SettingError::NotInRange { name: self.name, value: value.to_owned(), min, max }),
             },
         }
     }
@@ -234,11 +218,7 @@ pub fn validate(name: &str, value: &str) -> Result<(), SettingError> {
         Some(info) => info.validate(value),
         None => Err(SettingError::UnknownName {
             name: name.to_owned(),
-            known: SETTINGS
-                .iter()
-                .map(|info| info.name)
-                .collect::<Vec<_>>()
-                .join(", "),
+            known: SETTINGS.iter().map(|info| info.name).collect::<Vec<_>>().join(", "),
         }),
     }
 }
@@ -275,26 +255,17 @@ impl Default for Settings {
 impl Settings {
     /// Takes the valid values among those given; the defaults stand for the rest.
     pub fn from_values<'a>(values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let given: Vec<(&str, &str)> = values
-            .into_iter()
-            .filter(|(name, value)| validate(name, value).is_ok())
-            .collect();
+        let given: Vec<(&str, &str)> =
+            values.into_iter().filter(|(name, value)| validate(name, value).is_ok()).collect();
         let text = |name: &str| -> &str {
-            let set = given
-                .iter()
-                .rev()
-                .find(|(known, _)| *known == name)
-                .map(|(_, value)| *value);
-            set.or_else(|| find(name).map(|info| info.default))
-                .unwrap_or_default()
+            let set = given.iter().rev().find(|(known, _)| *known == name).map(|(_, value)| *value);
+            set.or_else(|| find(name).map(|info| info.default)).unwrap_or_default()
         };
         // Both the given values and the table's defaults passed `validate`, so these fall-backs are never taken.
         let number = |name: &str| -> i64 { text(name).parse().unwrap_or_default() };
         let count = |name: &str| -> u32 { text(name).parse().unwrap_or_default() };
         Self {
-            concurrent_replica_rebuild_per_node_limit: count(
-                CONCURRENT_REPLICA_REBUILD_PER_NODE_LIMIT,
-            ),
+            concurrent_replica_rebuild_per_node_limit: count(CONCURRENT_REPLICA_REBUILD_PER_NODE_LIMIT),
             default_replica_count: count(DEFAULT_REPLICA_COUNT),
             node_lease_duration_seconds: number(NODE_LEASE_DURATION_SECONDS),
             node_lease_renew_seconds: number(NODE_LEASE_RENEW_SECONDS),
@@ -302,9 +273,7 @@ impl Settings {
             replica_soft_anti_affinity: text(REPLICA_SOFT_ANTI_AFFINITY) == "true",
             storage_minimal_available_percentage: number(STORAGE_MINIMAL_AVAILABLE_PERCENTAGE),
             storage_over_provisioning_percentage: number(STORAGE_OVER_PROVISIONING_PERCENTAGE),
-            storage_reserved_percentage_for_default_disk: number(
-                STORAGE_RESERVED_PERCENTAGE_FOR_DEFAULT_DISK,
-            ),
+            storage_reserved_percentage_for_default_disk: number(STORAGE_RESERVED_PERCENTAGE_FOR_DEFAULT_DISK),
         }
     }
 }
@@ -338,16 +307,9 @@ mod tests {
 
     #[test]
     fn refusals_say_what_is_allowed() {
-        let error = validate(DEFAULT_REPLICA_COUNT, "21")
-            .unwrap_err()
-            .to_string();
-        assert_eq!(
-            error,
-            "default-replica-count: '21' must be a whole number from 1 to 20"
-        );
-        let error = validate(REPLICA_SOFT_ANTI_AFFINITY, "yes")
-            .unwrap_err()
-            .to_string();
+        let error = validate(DEFAULT_REPLICA_COUNT, "21").unwrap_err().to_string();
+        assert_eq!(error, "default-replica-count: '21' must be a whole number from 1 to 20");
+        let error = validate(REPLICA_SOFT_ANTI_AFFINITY, "yes").unwrap_err().to_string();
         assert!(error.contains("true or false"), "{error}");
         let error = validate("nope", "1").unwrap_err().to_string();
         assert!(error.contains("default-replica-count"), "{error}");

@@ -34,21 +34,12 @@ pub struct ReplicaAddress {
 impl ReplicaAddress {
     /// Joins a replica's data address and its agent's.
     pub fn new(agent: &str, data: &Address) -> Self {
-        Self {
-            agent: agent.to_owned(),
-            traddr: data.traddr.clone(),
-            trsvcid: data.trsvcid,
-            nqn: data.nqn.clone(),
-        }
+        Self { agent: agent.to_owned(), traddr: data.traddr.clone(), trsvcid: data.trsvcid, nqn: data.nqn.clone() }
     }
 
     /// The data address alone.
     pub fn data(&self) -> Address {
-        Address {
-            traddr: self.traddr.clone(),
-            trsvcid: self.trsvcid,
-            nqn: self.nqn.clone(),
-        }
+        Address { traddr: self.traddr.clone(), trsvcid: self.trsvcid, nqn: self.nqn.clone() }
     }
 }
 

@@ -160,11 +160,7 @@ pub struct VolumeStatus {
     pub robustness: Robustness,
 
     /// The node where the engine runs, or ran last while the volume is not yet detached.
-    #[serde(
-        default,
-        rename = "currentNodeID",
-        skip_serializing_if = "String::is_empty"
-    )]
+    #[serde(default, rename = "currentNodeID", skip_serializing_if = "String::is_empty")]
     pub current_node_id: String,
 
     /// Where hosts connect, while attached.

@@ -31,22 +31,12 @@ fn the_table_of_kinds_agrees_with_the_definitions() {
         let names = &crd.spec.names;
         assert_eq!(info.kind, names.kind);
         assert_eq!(info.plural, names.plural);
-        assert_eq!(
-            names.short_names.as_deref(),
-            Some(&[info.short_name.to_owned()][..])
-        );
+        assert_eq!(names.short_names.as_deref(), Some(&[info.short_name.to_owned()][..]));
         assert_eq!(names.categories.as_deref(), Some(&["addax".to_owned()][..]));
         assert_eq!(crd.spec.group, addax_api::GROUP);
         assert_eq!(crd.spec.scope, "Namespaced");
         assert_eq!(crd.spec.versions[0].name, addax_api::VERSION);
-        assert!(
-            crd.spec.versions[0]
-                .subresources
-                .as_ref()
-                .unwrap()
-                .status
-                .is_some()
-        );
+        assert!(crd.spec.versions[0].subresources.as_ref().unwrap().status.is_some());
     }
 }
 
@@ -56,31 +46,18 @@ fn walk(path: &str, schema: &Value, problems: &mut Vec<String>) {
         problems.push(format!("{path}: a schema that is no object"));
         return;
     };
-    for open in [
-        "x-kubernetes-preserve-unknown-fields",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-        "uniqueItems",
-    ] {
+    for open in ["x-kubernetes-preserve-unknown-fields", "anyOf", "oneOf", "allOf", "$ref", "uniqueItems"] {
         if object.contains_key(open) {
             problems.push(format!("{path}: {open}"));
         }
     }
-    if object
-        .get("format")
-        .is_some_and(|format| format.as_str().unwrap().starts_with('u'))
-    {
-        problems.push(format!(
-            "{path}: a number format that OpenAPI does not know"
-        ));
+    if object.get("format").is_some_and(|format| format.as_str().unwrap().starts_with('u')) {
+        problems.push(format!("{path}: a number format that OpenAPI does not know"));
     }
     if !object.contains_key("type") {
         problems.push(format!("{path}: no type"));
     }
-    if object.get("description").is_none() && path.matches('.').count() > 1 && !path.ends_with("[]")
-    {
+    if object.get("description").is_none() && path.matches('.').count() > 1 && !path.ends_with("[]") {
         problems.push(format!("{path}: no description"));
     }
     if let Some(properties) = object.get("properties").and_then(Value::as_object) {
@@ -104,29 +81,15 @@ fn walk(path: &str, schema: &Value, problems: &mut Vec<String>) {
 #[test]
 fn every_schema_is_structural_closed_and_described() {
     for crd in crds() {
-        let schema = crd.spec.versions[0]
-            .schema
-            .as_ref()
-            .unwrap()
-            .open_api_v3_schema
-            .as_ref()
-            .unwrap();
+        let schema = crd.spec.versions[0].schema.as_ref().unwrap().open_api_v3_schema.as_ref().unwrap();
         let schema = serde_json::to_value(schema).unwrap();
         let mut problems = Vec::new();
         for part in ["spec", "status"] {
-            walk(
-                &format!("{}.{part}", crd.spec.names.kind),
-                &schema["properties"][part],
-                &mut problems,
-            );
+            walk(&format!("{}.{part}", crd.spec.names.kind), &schema["properties"][part], &mut problems);
         }
         assert!(problems.is_empty(), "{problems:#?}");
         let status = &schema["properties"]["status"]["properties"];
-        assert_eq!(
-            status["ownerID"]["type"], "string",
-            "{}",
-            crd.spec.names.kind
-        );
+        assert_eq!(status["ownerID"]["type"], "string", "{}", crd.spec.names.kind);
     }
 }
 
@@ -156,10 +119,9 @@ fn rules_of_a_volumes_spec() {
     let old = spec(json!({"size": 4194304}));
     validate_cel_schema::<VolumeSpec>(&old, None).unwrap();
     validate_cel_schema::<VolumeSpec>(&spec(json!({"size": 5242880})), Some(&old)).unwrap();
-    for (change, said) in [
-        (json!({"size": 1048577}), "multiple of 1048576"),
-        (json!({"minInSync": 4}), "minInSync must not be above"),
-    ] {
+    for (change, said) in
+        [(json!({"size": 1048577}), "multiple of 1048576"), (json!({"minInSync": 4}), "minInSync must not be above")]
+    {
         let error = validate_cel_schema::<VolumeSpec>(&spec(change), None).unwrap_err();
         assert!(error.to_string().contains(said), "{error}");
     }
@@ -188,18 +150,11 @@ fn rules_of_the_arbiter_record() {
         (json!({"engineInstance": "e3"}), "only with a higher epoch"),
         (json!({"inSync": ["a"]}), "must raise configNumber"),
         (json!({"rebuilding": []}), "must raise configNumber"),
-        (
-            json!({"inSync": ["a", "x"], "configNumber": 6}),
-            "can be in sync next",
-        ),
-        (
-            json!({"rebuilding": ["a"], "configNumber": 6}),
-            "either in sync or being rebuilt",
-        ),
+        (json!({"inSync": ["a", "x"], "configNumber": 6}), "can be in sync next"),
+        (json!({"rebuilding": ["a"], "configNumber": 6}), "either in sync or being rebuilt"),
     ];
     for (change, said) in bad {
-        let error =
-            validate_cel_schema::<VolumeConfig>(&config(change.clone()), Some(&old)).unwrap_err();
+        let error = validate_cel_schema::<VolumeConfig>(&config(change.clone()), Some(&old)).unwrap_err();
         assert!(error.to_string().contains(said), "{change}: {error}");
     }
 }
@@ -207,40 +162,25 @@ fn rules_of_the_arbiter_record() {
 #[test]
 fn the_record_and_the_deletion_of_a_volume_cannot_be_taken_back() {
     let old = json!({"state": "attached", "robustness": "healthy", "config": config(json!({}))});
-    let error = validate_cel_schema::<VolumeStatus>(
-        &json!({"state": "attached", "robustness": "healthy"}),
-        Some(&old),
-    )
-    .unwrap_err();
-    assert!(
-        error.to_string().contains("cannot be taken away"),
-        "{error}"
-    );
+    let error = validate_cel_schema::<VolumeStatus>(&json!({"state": "attached", "robustness": "healthy"}), Some(&old))
+        .unwrap_err();
+    assert!(error.to_string().contains("cannot be taken away"), "{error}");
     let volume = |status: Value| json!({"metadata": {"name": "v"}, "spec": spec(json!({})), "status": status});
     let without = json!({"metadata": {"name": "v"}, "spec": spec(json!({}))});
     let error = validate_cel_schema::<Volume>(&without, Some(&volume(old))).unwrap_err();
-    assert!(
-        error.to_string().contains("cannot be taken away"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("cannot be taken away"), "{error}");
     let deleting = json!({"state": "deleting", "robustness": "unknown"});
-    let error = validate_cel_schema::<VolumeStatus>(
-        &json!({"state": "detached", "robustness": "unknown"}),
-        Some(&deleting),
-    )
-    .unwrap_err();
+    let error =
+        validate_cel_schema::<VolumeStatus>(&json!({"state": "detached", "robustness": "unknown"}), Some(&deleting))
+            .unwrap_err();
     assert!(error.to_string().contains("stays so"), "{error}");
 }
 
 #[test]
 fn the_in_sync_set_cannot_be_empty() {
-    let crd = crds()
-        .into_iter()
-        .find(|crd| crd.spec.names.kind == "Volume")
-        .unwrap();
+    let crd = crds().into_iter().find(|crd| crd.spec.names.kind == "Volume").unwrap();
     let schema = serde_json::to_value(crd.spec.versions[0].schema.as_ref().unwrap()).unwrap();
-    let config =
-        &schema["openAPIV3Schema"]["properties"]["status"]["properties"]["config"]["properties"];
+    let config = &schema["openAPIV3Schema"]["properties"]["status"]["properties"]["config"]["properties"];
     assert_eq!(config["inSync"]["minItems"], 1);
     assert_eq!(config["inSync"]["maxItems"], 20);
 }

@@ -6,13 +6,15 @@
 //! - A pass that ended early is repeated: at once after a conflict (409), which only says that the snapshot was old;
 //!   with a growing delay after anything else. Nothing is ever dropped: plans look at levels, not at edges, and ask
 //!   again for what is still missing.
+//! - Several actions of one pass may write the same object: each after the first goes by the version that the one before
+//!   it returned, not by the one in its reference.
 //! - The next plan for an object must not run on a snapshot older than the last pass's own writes (read your writes):
 //!   the manager puts the objects that the API server and the agents return into the snapshot itself.
 //! - At rest a plan is empty, or holds nothing but a [`Action::RequeueAt`].
 
-use addax_api::{Engine, InstanceManager, Node, Replica, ReplicaAddress, Setting, Volume, VolumeAttachment};
+use addax_api::ResourceExt;
+use addax_api::{Engine, InstanceManager, Node, Replica, ReplicaAddress, Setting, VolumeAttachment};
 use jiff::Timestamp;
-use kube::ResourceExt;
 use serde_json::Value;
 
 /// The kinds that plans are made for.

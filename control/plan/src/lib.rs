@@ -15,4 +15,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod action;
+pub mod hash;
 pub mod observed;
+pub mod ownership;
+mod write;

@@ -13,13 +13,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use addax_api::ResourceExt;
 use addax_api::node::DiskSpec;
 use addax_api::setting::Settings;
 use addax_api::{
     Address, Engine, InstanceManager, InstanceState, Node, Replica, Setting, Volume, VolumeAttachment, name,
 };
 use jiff::{SignedDuration, Timestamp};
-use kube::ResourceExt;
 
 use crate::action::{CallTarget, Kind, ObjectRef};
 
@@ -326,6 +326,11 @@ impl<T: Tabled> Table<T> {
     /// The object of that name.
     pub fn get(&self, name: &str) -> Option<&T> {
         self.objects.get(name).map(Arc::as_ref)
+    }
+
+    /// The object of that name, with the name as it is kept here.
+    pub fn get_key(&self, name: &str) -> Option<(&str, &T)> {
+        self.objects.get_key_value(name).map(|(key, object)| (key.as_str(), object.as_ref()))
     }
 
     /// Every object, by name.
