@@ -4,3 +4,4 @@
 //! need.
 
 pub mod guest;
+pub mod spdk;

@@ -206,7 +206,7 @@ impl<'guest> Writer<'guest> {
             ensure!(
                 !self.job.has_ended()?,
                 "the writer ended after {writes} writes\n{}",
-                self.guest.check("dmesg | tail -n 20", STEP_TIMEOUT)?
+                self.guest.check("dmesg | grep -v 'Buffer I/O error' | grep -A 12 nvme | tail -n 30", STEP_TIMEOUT)?
             );
             ensure!(Instant::now() < deadline, "{writes} of {wanted} writes after {STEP_TIMEOUT:?}");
             std::thread::sleep(POLL_INTERVAL);
