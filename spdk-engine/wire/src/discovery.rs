@@ -106,13 +106,19 @@ pub mod sectype {
 }
 
 impl DiscoveryEntry {
-    /// The entry of an NVM subsystem reached by TCP at `address`, any controller, no secure channel. `port` is the
-    /// port's index in its subsystem, `admin_queue` the entries of its admin queue.
+    /// The entry of a subsystem, or of the discovery service itself, reached by TCP at `address`: any controller, no
+    /// secure channel. `port` is the port's index in its subsystem, `admin_queue` the entries of its admin queue.
     pub fn tcp(subsystem: &Nqn, address: SocketAddr, port: u16, admin_queue: u16) -> Self {
+        let (subtype, eflags) = if subsystem.is_discovery() {
+            (subtype::CURRENT_DISCOVERY, eflags::DUPRETINFO | eflags::EPCSD)
+        } else {
+            (subtype::NVM, 0)
+        };
         let mut entry = Self {
             trtype: trtype::TCP,
             adrfam: if address.is_ipv4() { adrfam::IPV4 } else { adrfam::IPV6 },
-            subtype: if subsystem.is_discovery() { subtype::CURRENT_DISCOVERY } else { subtype::NVM },
+            subtype,
+            eflags,
             treq: treq::SECURE_CHANNEL_NOT_REQUIRED,
             portid: port,
             cntlid: crate::fabrics::CNTLID_DYNAMIC,
@@ -124,6 +130,11 @@ impl DiscoveryEntry {
         entry.trsvcid = SpacePadded::new(&address.port().to_string()).unwrap_or_default();
         entry.traddr = SpacePadded::new(&address.ip().to_string()).unwrap_or_default();
         entry
+    }
+
+    /// The entry that refers a host to the discovery service at `address`, any controller.
+    pub fn referral(subsystem: &Nqn, address: SocketAddr, port: u16) -> Self {
+        Self { subtype: subtype::REFERRAL, eflags: 0, ..Self::tcp(subsystem, address, port, 0) }
     }
 
     /// The same entry with a secure channel required: TLS 1.3.

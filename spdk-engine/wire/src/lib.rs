@@ -6,8 +6,8 @@
 //! | Module | Holds | Specification |
 //! |---|---|---|
 //! | [`status`] | completion status codes | Base 2.0, 3.3.3.2.1 |
-//! | [`pdu`], [`link`] | NVMe/TCP PDUs, header checks, digests, incremental decoding | TCP Transport 1.0, 3.6 |
-//! | [`command`] | submission and completion entries, SGLs, NVM I/O commands | Base 2.0, 3.3.3 and 4.1.2; NVM 1.0, 3.2 |
+//! | [`pdu`], [`link`], [`digest`] | NVMe/TCP PDUs, header checks, incremental decoding | TCP Transport 1.0, 3.6 |
+//! | [`command`], [`sgl`] | submission and completion entries, SGLs, NVM I/O commands | Base 2.0, 3.3.3 and 4.1.2; NVM 1.0, 3.2 |
 //! | [`admin`] | admin commands | Base 2.0, 5 |
 //! | [`fabrics`], [`property`] | Connect, Property Get and Set, authentication; controller properties | Base 2.0, 6 and 3.1.3 |
 //! | [`identify`], [`namespace`] | Identify data structures | Base 2.0, 5.17; NVM 1.0, 4.1.5 |
@@ -31,6 +31,7 @@ mod layout;
 pub mod admin;
 pub mod ana;
 pub mod command;
+pub mod digest;
 pub mod discovery;
 pub mod fabrics;
 pub mod features;
@@ -42,9 +43,11 @@ pub mod nqn;
 pub mod pdu;
 pub mod property;
 pub mod reservation;
+pub mod sgl;
 pub mod status;
 
 pub use command::{Cqe, IoCommand, Sgl, Sqe};
+pub use digest::{DataDigest, crc32c};
 pub use layout::{NulPadded, ShortBuffer, SpacePadded, Text, TextTooLong};
 pub use link::{Decoded, HeaderDecoder, Layout, Link, Role};
 pub use nqn::{DISCOVERY_NQN, Nqn};

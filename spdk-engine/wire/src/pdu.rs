@@ -12,11 +12,10 @@ use std::fmt;
 use zerocopy::IntoBytes;
 
 use crate::command::{Cqe, Sqe};
+pub use crate::digest::{DIGEST_SIZE, DataDigest, crc32c};
 
 /// Bytes of the common header.
 pub const COMMON_HEADER_SIZE: usize = 8;
-/// Bytes of a header or data digest.
-pub const DIGEST_SIZE: usize = 4;
 /// Longest header of any PDU, digest not counted.
 pub const MAX_HEADER_SIZE: usize = 128;
 /// Longest termination request: its header and the longest offending header.
@@ -455,53 +454,4 @@ fn u16_at(header: &[u8; MAX_HEADER_SIZE], at: usize) -> u16 {
 
 fn u32_at(header: &[u8; MAX_HEADER_SIZE], at: usize) -> u32 {
     u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
-}
-
-/// CRC-32C of `bytes`, as digests use it (3.3.1.1).
-pub fn crc32c(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes)
-}
-
-/// CRC-32C of data that comes in pieces.
-#[derive(Clone)]
-pub struct DataDigest(crc_fast::Digest);
-
-impl DataDigest {
-    /// The digest of no data.
-    pub fn new() -> Self {
-        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
-    }
-
-    /// Takes in the next piece.
-    pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The digest of all pieces so far.
-    pub fn value(&self) -> u32 {
-        self.0.finalize() as u32
-    }
-
-    /// The digest as it goes on the wire.
-    pub fn to_bytes(&self) -> [u8; DIGEST_SIZE] {
-        self.value().to_le_bytes()
-    }
-
-    /// Whether `received`, as it came from the wire, is the digest of all pieces so far. When not, the command ends
-    /// with [`Status::TRANSIENT_TRANSPORT_ERROR`](crate::Status::TRANSIENT_TRANSPORT_ERROR); the connection stays.
-    pub fn matches(&self, received: [u8; DIGEST_SIZE]) -> bool {
-        self.to_bytes() == received
-    }
-}
-
-impl Default for DataDigest {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl fmt::Debug for DataDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DataDigest({:#010x})", self.value())
-    }
 }
