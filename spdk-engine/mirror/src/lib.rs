@@ -1,1 +1,95 @@
-//! Placeholder.
+//! The mirror core: one writer engine, N replicas, as a state machine without I/O, threads or clock.
+//!
+//! *What it is.* [`Core`] takes [`Input`]s (host commands, completions, connection changes, arbiter answers, time)
+//! and appends [`Action`]s. [`Opener`] does the same for the way from the arbiter's record to a running core. The
+//! engine's device runs them on a reactor, the simulator on simulated disks and networks; it is the same code.
+//!
+//! *Flow of a write.*
+//! ```text
+//! Host ─▶ range lock (rule 2) ─▶ LegIo to every member and joiner ─▶ all required legs have it? ─▶ HostDone
+//!                                          │ one failed                    ▲ rule 6: only now
+//!                                          └─▶ Swap: S without it ─▶ Committed
+//! ```
+//! *Flow of a read.* Range lock, shared with other reads (rule 3: it waits for overlapping writes until they are
+//! acknowledged, and they for it) ─▶ one member of `S` ─▶ another one if the first cannot ─▶ `HostDone`.
+//!
+//! *Flow of a rebuild.* `AddLeg` ─▶ swap into `R` ─▶ every write goes to the joiner too and its answer is required ─▶
+//! windows are copied under a range lock ─▶ flush ─▶ swap into `S` ─▶ member.
+//!
+//! *Invariants.*
+//! 1. A host command gets exactly one `HostDone`.
+//! 2. A write is acknowledged only when every leg in `S` of the record *and* of any record that may yet be committed
+//!    has it (see [`gate`]).
+//! 3. Reads and copies come from members of `S` only, never from one that failed a write or is being made equal.
+//! 4. `S` never becomes empty and never falls below `minInSync`; acknowledgements freeze instead.
+//! 5. After [`Action::Stopped`] nothing is answered with success any more.
+//!
+//! *When things fail.*
+//! - *A connection is lost*: I/O is kept and sent again at `LegBack`; after the grace window the member leaves. When
+//!   all members are lost, nobody leaves (rule 12: the engine is the suspect). When most but not all are lost, the
+//!   longer window counts: an engine that still reaches the arbiter must in the end be able to go on with the rest.
+//! - *A write fails on some members* (media): they leave by a swap and the write is acknowledged after it. *It fails
+//!   on all, or any member has no space*: the host gets the error, after the range was read from one member and
+//!   written to all others, so that later reads are stable whichever member serves them. The lock is held meanwhile.
+//!   A member that cannot take that either leaves. Lack of space alone ejects nobody.
+//! - *A read fails*: another member is asked; the host gets the error when none can deliver.
+//! - *A swap's outcome is unknown*: acknowledgements that depend on it wait; the same swap is sent until settled.
+//! - *A replica says "fenced"*, or the arbiter shows another epoch, instance or lineage: [`Action::Stopped`].
+//! - *Strict mode cannot shrink*: frozen. A lost member may still come back at any time; a new replica can be added
+//!   and joins although writes are frozen (their ranges are *settled*, see [`overlap`]).
+//!
+//! *Their place, later.* Write-intent bits: between lock and `LegIo` of a write, and in `Opener` after promote.
+//! Stamps: on `ConfigChanged`. Delta: [`rebuild`] skips windows. Lease: a gate in front of reads like [`gate`].
+//! Superblocks carrying `(k, S, R)`: a step between `Committed` and the release of acknowledgements.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+#![forbid(unsafe_code)]
+
+pub mod config;
+mod core;
+pub mod events;
+mod gate;
+mod host;
+mod legs;
+mod membership;
+pub mod opener;
+pub mod overlap;
+mod rebuild;
+mod repair;
+
+pub use crate::config::{
+    Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
+};
+pub use crate::core::{Core, CoreError, Status};
+pub use crate::events::{
+    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit, Nanos,
+    Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
+};
+pub use crate::opener::{
+    OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError, RecordError,
+};
+
+/// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
+pub const LEGS_MAX: usize = 16;
+
+/// Rules that can be broken on purpose, to show that the simulator notices.
+#[cfg(feature = "planted-bugs")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// A write is acknowledged when one member has it.
+    Rule01AckFirst,
+    /// Overlapping writes run at the same time.
+    Rule02NoOverlapOrder,
+    /// Reads do not wait for unacknowledged writes, nor writes for reads.
+    Rule03ReadsDoNotWait,
+    /// Acknowledgements do not wait for the swap that removes a failed member.
+    Rule06AckBeforeSwap,
+    /// A swap of unknown outcome is taken for committed.
+    Rule07AssumeCommitted,
+    /// A joiner gets no writes before it is a member.
+    Rule10JoinWithoutMirroring,
+    /// "Fenced" is taken for success.
+    Rule13FencedCountsAsDone,
+    /// Members that were not promoted stay in `S` when the volume is opened.
+    Rule15OpenKeepsUnpromoted,
+}

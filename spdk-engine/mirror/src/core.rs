@@ -1,0 +1,579 @@
+//! The core: takes one input, appends the actions that follow.
+//!
+//! *What it is.* The owner of all state. [`Core::apply`] hands the input to the part that knows it (`host`,
+//! `membership`, `rebuild`, `repair`) and then runs what became possible until nothing more does ([`Core::run`]).
+//!
+//! *Invariants.* See the crate's documentation. Every loop is bounded by the number of live commands and legs.
+//!
+//! *When things fail.* [`Core::open`] refuses parameters that contradict each other. `apply` has no error: an input
+//! that makes no sense (an unknown number) is ignored.
+
+use std::collections::VecDeque;
+
+use crate::LEGS_MAX;
+use crate::config::{Config, ConfigError, ReplicaId};
+use crate::events::{
+    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, LegInit, Nanos, Op, OpenParams, Options,
+    Payload, StopReason, SwapReason,
+};
+use crate::gate::Gate;
+use crate::host::HostOps;
+use crate::legs::{IoEntry, IoTable, Leg, LegMask, Legs, Link, Owner, Role};
+use crate::overlap::{LockKey, LockKind, RangeLocks};
+use crate::rebuild::Copies;
+use crate::repair::Repairs;
+
+/// Most bytes of a copy window, so that buffers stay modest: 16 MiB.
+const COPY_WINDOW_BYTES_MAX: u64 = 16 << 20;
+/// Window when none is given: 1 MiB.
+const COPY_WINDOW_BYTES_DEFAULT: u64 = 1 << 20;
+/// Most copies at a time.
+const COPY_QUEUE_DEPTH_MAX: u32 = 64;
+/// Most host commands in flight that may be configured.
+const INFLIGHT_MAX: u32 = 65_536;
+
+/// Parameters that contradict each other.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoreError {
+    /// The record breaks an invariant.
+    #[error("config: {0}")]
+    Config(#[from] ConfigError),
+    /// Not a block size.
+    #[error("block_size is {0}: a power of two from 512 to 65536 is allowed")]
+    BlockSize(u32),
+    /// Two sizes.
+    #[error("num_blocks is {num_blocks}: the record says {recorded}")]
+    Size {
+        /// Given.
+        num_blocks: u64,
+        /// Recorded.
+        recorded: u64,
+    },
+    /// A member without a leg.
+    #[error("member {0} of in_sync has no leg: one is required for every member")]
+    MemberWithoutLeg(ReplicaId),
+    /// A leg whose replica is in neither set, twice there, or with a number too large or taken.
+    #[error(
+        "leg {leg} for replica {replica} is not allowed: the replica must be in in_sync or rebuilding, once, and the number free and below {LEGS_MAX}"
+    )]
+    Leg {
+        /// Number.
+        leg: u32,
+        /// Replica.
+        replica: ReplicaId,
+    },
+    /// The leg to copy from is not a member.
+    #[error("equalise_from is leg {0}: it must be a member of in_sync")]
+    EqualiseFrom(u32),
+    /// A bound out of range.
+    #[error("{name} is {value}: {min} to {max} are allowed")]
+    Bound {
+        /// Which option.
+        name: &'static str,
+        /// Given.
+        value: u64,
+        /// Least.
+        min: u64,
+        /// Most.
+        max: u64,
+    },
+}
+
+/// What the core looks like from outside, for status reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// The committed record.
+    pub config: Config,
+    /// Host commands in flight.
+    pub inflight: usize,
+    /// A swap is under way.
+    pub swapping: bool,
+    /// `S` may not shrink further and acknowledgements wait.
+    pub frozen: bool,
+    /// Members are being made equal; hosts wait.
+    pub equalising: bool,
+    /// Rebuilds: leg, replica, blocks copied.
+    pub rebuilds: Vec<(LegId, ReplicaId, u64)>,
+    /// Legs whose connection is lost.
+    pub lost: Vec<LegId>,
+    /// Stopped or closed.
+    pub finished: bool,
+}
+
+/// Whose range it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LockOwner {
+    Host(u32),
+    Copy(u32),
+    /// Keeps hosts out while members are made equal.
+    Barrier,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Life {
+    Running,
+    /// Waits until no command, copy or repair is in flight.
+    Draining,
+    /// Waits for the flush of every member: sent, done.
+    ClosingFlush {
+        sent: LegMask,
+        done: LegMask,
+    },
+    /// All flushed; the swap says so.
+    ClosingSwap,
+    Closed,
+    Stopped,
+}
+
+/// The mirror core of one volume. See the crate's documentation.
+#[derive(Debug)]
+pub struct Core {
+    pub(crate) num_blocks: u64,
+    pub(crate) options: Options,
+    pub(crate) gate: Gate,
+    pub(crate) legs: Legs,
+    pub(crate) io: IoTable,
+    pub(crate) locks: RangeLocks<LockOwner>,
+    pub(crate) host: HostOps,
+    pub(crate) copies: Copies,
+    pub(crate) repairs: Repairs,
+    pub(crate) life: Life,
+    /// Legs whose answer an acknowledgement needs now: required ones and mirrored joiners.
+    pub(crate) expected: LegMask,
+    /// Ranges granted and not yet started.
+    pub(crate) ready: VecDeque<LockOwner>,
+    pub(crate) granted: Vec<LockOwner>,
+    pub(crate) found: Vec<IoId>,
+    /// Something changed that any command may wait for.
+    pub(crate) rescan: bool,
+    /// Holds hosts back while members are made equal.
+    pub(crate) barrier: Option<LockKey>,
+    /// Replicas whose rebuild ended and that are still in `R`.
+    pub(crate) abandoned: Vec<ReplicaId>,
+    pub(crate) frozen: bool,
+    pub(crate) suspect: bool,
+    /// No member is connected: nobody is ejected.
+    pub(crate) all_lost: bool,
+    armed: Option<Nanos>,
+}
+
+impl Core {
+    /// A core that serves. The record was swapped in by the caller at its own epoch, and the members were promoted.
+    ///
+    /// # Errors
+    /// [`CoreError`] when the parameters contradict each other.
+    pub fn open(mut params: OpenParams) -> Result<Self, CoreError> {
+        check_bounds(&mut params)?;
+        params.config.check()?;
+        if params.num_blocks != params.config.size_blocks {
+            return Err(CoreError::Size { num_blocks: params.num_blocks, recorded: params.config.size_blocks });
+        }
+        let legs = open_legs(&params)?;
+        let options = params.options;
+        let capacity = options.max_inflight as usize + options.copy_queue_depth as usize + 1;
+        let mut core = Self {
+            num_blocks: params.num_blocks,
+            options,
+            gate: Gate::new(params.config),
+            legs,
+            io: IoTable::default(),
+            locks: RangeLocks::with_capacity(capacity),
+            host: HostOps::new(options.max_inflight),
+            copies: Copies::new(options.copy_queue_depth, options.copy_window_blocks),
+            repairs: Repairs::default(),
+            life: Life::Running,
+            expected: LegMask::EMPTY,
+            ready: VecDeque::new(),
+            granted: Vec::new(),
+            found: Vec::new(),
+            rescan: true,
+            barrier: None,
+            abandoned: Vec::new(),
+            frozen: false,
+            suspect: false,
+            all_lost: false,
+            armed: None,
+        };
+        #[cfg(feature = "planted-bugs")]
+        core.locks.ignore(crate::overlap::Ignore {
+            writes_vs_writes: options.bug == Some(crate::PlantedBug::Rule02NoOverlapOrder),
+            reads_vs_writes: options.bug == Some(crate::PlantedBug::Rule03ReadsDoNotWait),
+        });
+        core.open_equalise(params.equalise_from)?;
+        core.update_expected();
+        Ok(core)
+    }
+
+    /// Strict mode after an unclean stop: all members but one are copied over before hosts are served.
+    fn open_equalise(&mut self, from: Option<LegId>) -> Result<(), CoreError> {
+        let Some(source) = from else { return Ok(()) };
+        if self.legs.get(source).is_none_or(|l| l.role != Role::Member) {
+            return Err(CoreError::EqualiseFrom(source.0));
+        }
+        for leg in self.legs.iter_mut().filter(|l| l.role == Role::Member && l.id != source) {
+            leg.unequal = true;
+            self.copies.begin(leg.id);
+        }
+        let (key, _) = self.locks.acquire(0, self.num_blocks, LockKind::Write, LockOwner::Barrier);
+        self.locks.settle(key, &mut self.granted);
+        self.barrier = Some(key);
+        Ok(())
+    }
+
+    /// Takes one input and appends the actions that follow from it, in the order to be carried out.
+    pub fn apply(&mut self, now: Nanos, input: Input, out: &mut Vec<Action>) {
+        if matches!(self.life, Life::Stopped | Life::Closed) {
+            self.apply_finished(input, out);
+            return;
+        }
+        self.start_grace(now);
+        match input {
+            Input::Host { id, op, lba, blocks } => self.apply_host(id, op, lba, blocks, out),
+            Input::LegDone { leg, io, result } => self.apply_leg_done(now, leg, io, result, out),
+            Input::LegLost { leg, announced } => self.apply_leg_lost(now, leg, announced, out),
+            Input::LegBack { leg, cache_lost } => self.apply_leg_back(now, leg, cache_lost, out),
+            Input::SwapAnswer { swap, outcome } => self.apply_swap_answer(now, swap, outcome, out),
+            Input::AddLeg { leg, replica, local } => self.apply_add_leg(leg, replica, local, out),
+            Input::RemoveLeg { leg } => self.apply_remove_leg(leg, out),
+            Input::Close => {
+                if self.life == Life::Running {
+                    self.life = Life::Draining;
+                }
+            }
+            Input::Tick => self.armed = None,
+        }
+        self.run(now, out);
+        self.arm(now, out);
+    }
+
+    fn apply_finished(&mut self, input: Input, out: &mut Vec<Action>) {
+        match input {
+            Input::Host { id, .. } => out.push(Action::HostDone { id, result: Err(HostError::PathGone) }),
+            Input::AddLeg { leg, .. } => out.push(Action::LegDrop { leg, reason: DropReason::Stopped }),
+            _ => {}
+        }
+    }
+
+    /// Runs what became possible until nothing more does.
+    fn run(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        loop {
+            if self.life == Life::Stopped {
+                return;
+            }
+            while let Some(owner) = self.ready.pop_front() {
+                match owner {
+                    LockOwner::Host(slot) => self.start_host(slot, out),
+                    LockOwner::Copy(slot) => self.start_copy(slot, out),
+                    LockOwner::Barrier => {}
+                }
+            }
+            self.expire(now, out);
+            if std::mem::take(&mut self.rescan) {
+                self.rescan_hosts(out);
+                self.rescan_copies(out);
+            }
+            self.pump_repair(out);
+            self.pump_copies(out);
+            self.pump_close(out);
+            self.pump_swap(now, out);
+            if self.ready.is_empty() && !self.rescan {
+                return;
+            }
+        }
+    }
+
+    /// Asks to be woken for the next deadline, when it is another one than last time.
+    fn arm(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        let next = self.next_deadline(now);
+        if let Some(at) = next
+            && self.armed != Some(at)
+            && self.life != Life::Stopped
+        {
+            out.push(Action::WakeAt { at });
+            self.armed = Some(at);
+        }
+    }
+
+    /// Sends an I/O to a leg.
+    pub(crate) fn send(
+        &mut self,
+        target: LegId,
+        owner: Owner,
+        op: Op,
+        range: (u64, u32),
+        payload: Payload,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(leg) = self.legs.get_mut(target) else { return };
+        let (reads, changes) = (op == Op::Read, op.changes_blocks());
+        let covers = (op == Op::Flush && leg.changing == 0).then_some(leg.changes);
+        leg.inflight += 1;
+        leg.reading += u32::from(reads);
+        leg.changing += u32::from(changes);
+        leg.changes += u64::from(changes && op != Op::Write { fua: true });
+        let io = self.io.insert(IoEntry { leg: target, owner, reads, changes, covers });
+        let (lba, blocks) = range;
+        out.push(Action::LegIo { leg: target, io, op, lba, blocks, payload });
+    }
+
+    fn apply_leg_done(
+        &mut self,
+        now: Nanos,
+        leg: LegId,
+        io: IoId,
+        result: Result<(), LegError>,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(entry) = self.io.take(io, leg) else { return };
+        let result = self.bend_fenced(result);
+        if result == Err(LegError::Fenced) && self.legs.get(leg).is_some_and(|l| l.role != Role::Dropped) {
+            self.stop(StopReason::Fenced { leg }, out);
+            return;
+        }
+        if result == Err(LegError::Gone) {
+            self.mark_lost(now, leg, false, out);
+        }
+        self.finish_io(entry, result, out);
+    }
+
+    /// Rule 13 broken on purpose.
+    fn bend_fenced(&self, result: Result<(), LegError>) -> Result<(), LegError> {
+        #[cfg(feature = "planted-bugs")]
+        if result == Err(LegError::Fenced) && self.options.bug == Some(crate::PlantedBug::Rule13FencedCountsAsDone) {
+            return Ok(());
+        }
+        result
+    }
+
+    /// Books an I/O out of its leg and tells its owner.
+    pub(crate) fn finish_io(&mut self, entry: IoEntry, result: Result<(), LegError>, out: &mut Vec<Action>) {
+        if let Some(leg) = self.legs.get_mut(entry.leg) {
+            leg.inflight = leg.inflight.saturating_sub(1);
+            leg.reading = leg.reading.saturating_sub(u32::from(entry.reads));
+            leg.changing = leg.changing.saturating_sub(u32::from(entry.changes));
+            if let (Ok(()), Some(covers)) = (result, entry.covers) {
+                leg.changes_flushed = leg.changes_flushed.max(covers);
+            }
+        }
+        match entry.owner {
+            Owner::Host { slot, generation } => self.host_io_done(slot, generation, entry.leg, result, out),
+            Owner::Copy { slot } => self.copy_io_done(slot, entry.leg, result, out),
+            Owner::Repair => self.repair_io_done(entry.leg, entry.reads, result, out),
+            Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
+            Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
+        }
+        self.legs.reap(entry.leg);
+    }
+
+    /// Stops for good: every host command fails with a retryable error and nothing is acknowledged any more.
+    pub(crate) fn stop(&mut self, reason: StopReason, out: &mut Vec<Action>) {
+        self.life = Life::Stopped;
+        for leg in self.legs.iter_mut().filter(|l| l.role != Role::Dropped) {
+            leg.role = Role::Dropped;
+            out.push(Action::LegDrop { leg: leg.id, reason: DropReason::Stopped });
+        }
+        self.host.fail_all(HostError::PathGone, out);
+        self.ready.clear();
+        out.push(Action::Stopped { reason });
+    }
+
+    /// Recomputes which legs acknowledgements wait for; call after every change of a record, a role or an ejection.
+    pub(crate) fn update_expected(&mut self) {
+        let gate = &self.gate;
+        let joiners_count = !self.bends_join();
+        let early = self.bends_ack();
+        self.expected = self.legs.mask(|l| {
+            if l.role == Role::Dropped || (early && l.eject.is_some()) {
+                return false;
+            }
+            gate.requires(&l.replica) || (joiners_count && l.is_mirrored_joiner())
+        });
+        self.rescan = true;
+    }
+
+    /// Rule 10 broken on purpose.
+    fn bends_join(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule10JoinWithoutMirroring)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
+    }
+
+    /// Rule 6 broken on purpose.
+    fn bends_ack(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule06AckBeforeSwap)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
+    }
+
+    /// Moves ranges that were granted to the work list.
+    pub(crate) fn take_granted(&mut self) {
+        self.ready.extend(self.granted.drain(..));
+    }
+
+    pub(crate) fn release_lock(&mut self, key: LockKey) {
+        self.locks.release(key, &mut self.granted);
+        self.take_granted();
+    }
+
+    /// Ends an orderly close step by step: drain, flush every member; the swap follows in `pump_swap`.
+    fn pump_close(&mut self, out: &mut Vec<Action>) {
+        if self.life == Life::Draining
+            && self.host.is_empty()
+            && self.copies.is_idle()
+            && self.repairs.is_idle()
+            && self.barrier.is_none()
+        {
+            self.life = Life::ClosingFlush { sent: LegMask::EMPTY, done: LegMask::EMPTY };
+        }
+        let Life::ClosingFlush { mut sent, done } = self.life else { return };
+        for leg in self.expected.without(sent.or(done)).iter() {
+            if self.legs.get(leg).is_some_and(Leg::is_sendable) {
+                sent.insert(leg);
+                self.send(leg, Owner::CloseFlush, Op::Flush, (0, 0), Payload::None, out);
+            }
+        }
+        self.life = Life::ClosingFlush { sent, done };
+        if self.expected.without(done).is_empty() {
+            self.life = Life::ClosingSwap;
+        }
+    }
+
+    fn close_flush_done(&mut self, leg: LegId, result: Result<(), LegError>, out: &mut Vec<Action>) {
+        if let Life::ClosingFlush { sent, done } = &mut self.life {
+            sent.remove(leg);
+            match result {
+                Ok(()) => done.insert(leg),
+                Err(LegError::Gone) => {}
+                Err(error) => {
+                    if !self.eject_or_drop(leg, DropReason::WriteFailed(error)) {
+                        self.stop(StopReason::CloseFailed { leg }, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The record with the orderly close, once everything else is done.
+    pub(crate) fn plan_close(&self) -> Option<(Config, SwapReason)> {
+        (self.life == Life::ClosingSwap).then(|| {
+            let mut next = self.gate.config.clone();
+            next.clean = true;
+            (next, SwapReason::Close)
+        })
+    }
+
+    /// The close is recorded.
+    pub(crate) fn closed(&mut self, out: &mut Vec<Action>) {
+        self.life = Life::Closed;
+        for leg in self.legs.iter_mut().filter(|l| l.role != Role::Dropped) {
+            leg.role = Role::Dropped;
+            out.push(Action::LegDrop { leg: leg.id, reason: DropReason::Stopped });
+        }
+        out.push(Action::Closed);
+    }
+
+    /// The committed record.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.gate.config
+    }
+
+    /// Number of copy buffers (of `copy_window_blocks` each) the runner provides.
+    #[must_use]
+    pub fn copy_slots(&self) -> u32 {
+        self.copies.depth() + 1
+    }
+
+    /// Blocks of a copy buffer.
+    #[must_use]
+    pub fn copy_window_blocks(&self) -> u32 {
+        self.copies.window()
+    }
+
+    /// Whether one more host command would be accepted.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.life == Life::Running && self.host.has_room()
+    }
+
+    /// Whether the core has stopped or closed.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        matches!(self.life, Life::Stopped | Life::Closed)
+    }
+
+    /// What it looks like from outside.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let copied = |leg: &Leg| (leg.id, leg.replica.clone(), self.copies.copied(leg.id));
+        Status {
+            config: self.gate.config.clone(),
+            inflight: self.host.len(),
+            swapping: self.gate.pending.is_some(),
+            frozen: self.frozen,
+            equalising: self.barrier.is_some(),
+            rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(copied).collect(),
+            lost: self.legs.iter().filter(|l| !l.is_up() && l.role != Role::Dropped).map(|l| l.id).collect(),
+            finished: self.is_finished(),
+        }
+    }
+
+    /// Whether an event is worth telling once: sets the flag and says whether it changed.
+    pub(crate) fn tell(flag: &mut bool, value: bool, on: Event, off: Option<Event>, out: &mut Vec<Action>) {
+        if *flag != value {
+            *flag = value;
+            let event = if value { Some(on) } else { off };
+            out.extend(event.map(Action::Event));
+        }
+    }
+}
+
+fn check_bounds(params: &mut OpenParams) -> Result<(), CoreError> {
+    if !params.block_size.is_power_of_two() || !(512..=65_536).contains(&params.block_size) {
+        return Err(CoreError::BlockSize(params.block_size));
+    }
+    let block = u64::from(params.block_size);
+    let options = &mut params.options;
+    if options.copy_window_blocks == 0 {
+        options.copy_window_blocks = u32::try_from(COPY_WINDOW_BYTES_DEFAULT / block).unwrap_or(1);
+    }
+    let bound = |name, value: u32, max: u64| {
+        let value = u64::from(value);
+        if (1..=max).contains(&value) { Ok(()) } else { Err(CoreError::Bound { name, value, min: 1, max }) }
+    };
+    bound("copy_window_blocks", options.copy_window_blocks, COPY_WINDOW_BYTES_MAX / block)?;
+    bound("copy_queue_depth", options.copy_queue_depth, u64::from(COPY_QUEUE_DEPTH_MAX))?;
+    bound("max_inflight", options.max_inflight, u64::from(INFLIGHT_MAX))
+}
+
+fn open_legs(params: &OpenParams) -> Result<Legs, CoreError> {
+    let mut legs = Legs::new();
+    for LegInit { leg, replica, local, up } in &params.legs {
+        let role = if params.config.in_sync.contains(replica) { Role::Member } else { Role::Announced };
+        // The grace window of a leg that is not up begins with the first input, which brings the time.
+        let link = if *up { Link::Up } else { Link::Lost { since: Nanos::MAX, announced: false } };
+        let known = role == Role::Member || params.config.rebuilding.contains(replica);
+        if !known || !legs.insert(Leg::new(*leg, replica.clone(), *local, role, link)) {
+            return Err(CoreError::Leg { leg: leg.0, replica: replica.clone() });
+        }
+    }
+    let without = params.config.in_sync.iter().find(|r| !legs.iter().any(|l| l.replica == **r));
+    match without {
+        // Rule 15 broken on purpose opens with members that have no leg.
+        #[cfg(feature = "planted-bugs")]
+        Some(_) if params.options.bug == Some(crate::PlantedBug::Rule15OpenKeepsUnpromoted) => Ok(legs),
+        Some(replica) => Err(CoreError::MemberWithoutLeg(replica.clone())),
+        None => Ok(legs),
+    }
+}

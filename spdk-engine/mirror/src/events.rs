@@ -1,0 +1,485 @@
+//! What goes into the core and what comes out: inputs, actions, results, reasons.
+//!
+//! *What it is.* The whole vocabulary between the core and whoever runs it (the engine's device, the simulator).
+//! Plain values without behaviour.
+//!
+//! *Duties of the runner.*
+//! - Carry out actions in the order given; feed every outcome back as an input; call in one thread at a time.
+//! - Every [`Action::LegIo`] gets exactly one [`Input::LegDone`] while its leg is up. When a connection is lost, one
+//!   [`Input::LegLost`] may stand for all I/O that was in flight on it; after it nothing may touch the buffers of
+//!   that I/O. `LegDone` for I/O that the core no longer knows is ignored.
+//! - [`Input::LegBack`] is sent only on a new session, after the replica has ended and drained the old one (rule 13).
+//! - After [`Action::LegDrop`] the connection is ended and its I/O is answered (`LegDone` with any result, or one
+//!   `LegLost`); only then may the leg number be used again.
+//! - The payload of a host write is captured once before `Input::Host` (rule 4) and is kept until every `LegIo` that
+//!   names it is done, which may be after `HostDone` if a leg was dropped meanwhile.
+//! - Every [`Action::Swap`] gets exactly one [`Input::SwapAnswer`], within the runner's own deadline
+//!   ([`SwapOutcome::Unknown`] when it passed).
+//! - I/O that hangs is the runner's to end: its transport's timeout turns it into `LegLost`.
+
+use crate::config::{Config, ConfigVersion, ReplicaId};
+
+/// A point in time in nanoseconds of a clock that never goes back. Only differences count.
+pub type Nanos = u64;
+
+/// Number of a leg (a connection to one replica); chosen by the runner, below [`crate::LEGS_MAX`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LegId(pub u32);
+
+/// Number of a host command; chosen by the runner, unique among commands in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId(pub u64);
+
+/// Number of an I/O on a leg; chosen by the core, never used twice in one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IoId(pub u64);
+
+/// Number of a swap; chosen by the core, never used twice in one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SwapId(pub u64);
+
+/// Number of a copy buffer of `copy_window_blocks`, below [`crate::Core::copy_slots`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CopySlot(pub u32);
+
+/// What a command does. The same for hosts and for legs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Read.
+    Read,
+    /// Write; with `fua` it is durable when it is acknowledged.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Make all completed writes durable. Has no range.
+    Flush,
+    /// Deallocate; the blocks read as zeroes afterwards (rule 5).
+    Unmap,
+    /// Write zeroes.
+    WriteZeroes,
+}
+
+impl Op {
+    /// Whether the command changes blocks.
+    #[must_use]
+    pub fn changes_blocks(self) -> bool {
+        matches!(self, Op::Write { .. } | Op::Unmap | Op::WriteZeroes)
+    }
+}
+
+/// Where the data of a leg's I/O lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Payload {
+    /// The host command this I/O serves: its buffer for reads and writes; only a label for the other operations.
+    Host(HostId),
+    /// A copy buffer.
+    Copy(CopySlot),
+    /// No data (flushes that the core itself asks for).
+    None,
+}
+
+/// Why an I/O on a leg failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum LegError {
+    /// The connection is lost; whether the replica executed the I/O is unknown.
+    #[error("connection lost")]
+    Gone,
+    /// The disk cannot read or write these blocks.
+    #[error("media error")]
+    Media,
+    /// The replica refused the session: a newer epoch exists.
+    #[error("fenced by a newer epoch")]
+    Fenced,
+    /// The disk has no room.
+    #[error("no space")]
+    NoSpace,
+    /// Any other definite failure.
+    #[error("other error")]
+    Other,
+}
+
+/// Why a host command failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum HostError {
+    /// This engine is no longer the volume's: retry on another path. Nothing is known about the outcome.
+    #[error("path gone")]
+    PathGone,
+    /// No member could read or write these blocks.
+    #[error("media error")]
+    Media,
+    /// At least one member has no room; the blocks hold what they held before, or part of the new data.
+    #[error("no space")]
+    NoSpace,
+    /// The range is empty or reaches beyond the end of the volume.
+    #[error("out of range")]
+    OutOfRange,
+    /// More commands in flight than `max_inflight`: retry.
+    #[error("too many commands in flight")]
+    Busy,
+    /// The device is being closed: retry on another path.
+    #[error("closing")]
+    Closing,
+}
+
+impl HostError {
+    /// Whether the host should send the same command again, on this or on another path.
+    #[must_use]
+    pub fn is_retryable(self) -> bool {
+        matches!(self, HostError::PathGone | HostError::Busy | HostError::Closing)
+    }
+}
+
+/// Result of a host command.
+pub type HostResult = Result<(), HostError>;
+
+/// Arbiter's answer to a swap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SwapOutcome {
+    /// The record is now what was proposed.
+    Committed,
+    /// The record was not what was expected; here is what it is.
+    Refused {
+        /// The record as the arbiter holds it.
+        current: Config,
+    },
+    /// Nobody knows: timed out, or the connection broke.
+    Unknown,
+}
+
+/// Why a leg leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DropReason {
+    /// Its connection did not come back within the grace window.
+    Lost,
+    /// It failed a write that others have.
+    WriteFailed(LegError),
+    /// Its disk lost acknowledged writes that were not flushed (rule 1).
+    CacheLost,
+    /// Copying to it failed.
+    CopyFailed(LegError),
+    /// No member could deliver the blocks to copy.
+    NoSource,
+    /// The runner asked.
+    Removed,
+    /// The engine stopped or closed.
+    Stopped,
+    /// Its number was in use, or its replica is a member or joiner already.
+    Refused,
+}
+
+/// Why a swap is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum SwapReason {
+    /// Members leave (rule 6).
+    Leave,
+    /// Replicas start rebuilding (rule 8).
+    StartRebuild,
+    /// Replicas stop rebuilding without having joined (rule 8).
+    AbandonRebuild,
+    /// A rebuilt replica joins (rule 10).
+    Join,
+    /// The device is closed in order.
+    Close,
+}
+
+/// Why the core stopped for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StopReason {
+    /// A replica refused the session: a newer epoch exists.
+    Fenced {
+        /// Which.
+        leg: LegId,
+    },
+    /// The arbiter's record belongs to another engine, epoch or lineage.
+    Superseded {
+        /// What the record says.
+        current: ConfigVersion,
+    },
+    /// The last member lost acknowledged writes (rule 1).
+    CacheLost {
+        /// Which.
+        leg: LegId,
+    },
+    /// The last member could not flush while closing; the record does not say "clean".
+    CloseFailed {
+        /// Which.
+        leg: LegId,
+    },
+}
+
+/// What happened, for logs, metrics and conditions. Nothing depends on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A leg's connection is lost; the grace window runs.
+    LegLost {
+        /// Which.
+        leg: LegId,
+    },
+    /// A leg is back and its I/O is being replayed.
+    LegBack {
+        /// Which.
+        leg: LegId,
+        /// I/O sent again.
+        replayed: u32,
+    },
+    /// Most members are lost at once: the engine is the suspect and ejects nobody (rule 12).
+    Suspect,
+    /// `S` may not shrink further: acknowledgements wait (rule 6).
+    Frozen,
+    /// Acknowledgements that waited go on.
+    Thawed,
+    /// A member could not read blocks; another was asked.
+    ReadFailed {
+        /// Which.
+        leg: LegId,
+        /// First block.
+        lba: u64,
+        /// Count.
+        blocks: u32,
+        /// Why.
+        error: LegError,
+    },
+    /// A write failed on some members and the range was made equal on all of them.
+    RangeRepaired {
+        /// First block.
+        lba: u64,
+        /// Count.
+        blocks: u32,
+    },
+    /// The record changed.
+    ConfigChanged {
+        /// The new record.
+        config: Config,
+    },
+    /// The outcome of a swap is unknown; it is tried again until it is settled (rule 7).
+    SwapUnknown {
+        /// Which.
+        swap: SwapId,
+    },
+    /// Copying to a replica began.
+    RebuildStarted {
+        /// Which leg.
+        leg: LegId,
+        /// Which replica.
+        replica: ReplicaId,
+    },
+    /// A replica joined `S`.
+    Joined {
+        /// Which leg.
+        leg: LegId,
+        /// Which replica.
+        replica: ReplicaId,
+    },
+    /// All members are equal after an unclean stop and hosts are served (strict mode).
+    Equalised,
+    /// The runner asked to remove a member that must stay.
+    RemoveRefused {
+        /// Which.
+        leg: LegId,
+    },
+}
+
+/// What the core is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// A host command. For `Flush`, `lba` and `blocks` are ignored.
+    Host {
+        /// Its number.
+        id: HostId,
+        /// What to do.
+        op: Op,
+        /// First block.
+        lba: u64,
+        /// Number of blocks.
+        blocks: u32,
+    },
+    /// An I/O on a leg is done.
+    LegDone {
+        /// Which leg.
+        leg: LegId,
+        /// Which I/O.
+        io: IoId,
+        /// How it ended.
+        result: Result<(), LegError>,
+    },
+    /// A leg's connection is lost; everything in flight on it has an unknown outcome.
+    LegLost {
+        /// Which.
+        leg: LegId,
+        /// The restart was announced: the longer grace window counts.
+        announced: bool,
+    },
+    /// A leg has a new session of the same epoch; the replica drained the old one first.
+    LegBack {
+        /// Which.
+        leg: LegId,
+        /// The replica's disk may have lost writes that were not flushed (its machine lost power).
+        cache_lost: bool,
+    },
+    /// The arbiter's answer.
+    SwapAnswer {
+        /// To which swap.
+        swap: SwapId,
+        /// What it said.
+        outcome: SwapOutcome,
+    },
+    /// A connected replica outside `S` is to be rebuilt.
+    AddLeg {
+        /// Its number.
+        leg: LegId,
+        /// Its name.
+        replica: ReplicaId,
+        /// It is on this machine.
+        local: bool,
+    },
+    /// A replica is to leave in order.
+    RemoveLeg {
+        /// Which.
+        leg: LegId,
+    },
+    /// Finish, flush, record a clean close.
+    Close,
+    /// Time passed (asked for by [`Action::WakeAt`]).
+    Tick,
+}
+
+/// What the core asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Send an I/O to a leg.
+    LegIo {
+        /// Which leg.
+        leg: LegId,
+        /// Number of the I/O, to be given back in `LegDone`.
+        io: IoId,
+        /// What to do.
+        op: Op,
+        /// First block.
+        lba: u64,
+        /// Number of blocks.
+        blocks: u32,
+        /// Where the data lies.
+        payload: Payload,
+    },
+    /// Answer the host.
+    HostDone {
+        /// Which command.
+        id: HostId,
+        /// How it ended.
+        result: HostResult,
+    },
+    /// Ask the arbiter to replace the record of version `expect` by `next`.
+    Swap {
+        /// Number of the swap, to be given back in `SwapAnswer`.
+        swap: SwapId,
+        /// What the record must be now.
+        expect: ConfigVersion,
+        /// What it becomes.
+        next: Config,
+        /// Why.
+        reason: SwapReason,
+    },
+    /// Send `Tick` at this time. Replaces the previous request.
+    WakeAt {
+        /// When.
+        at: Nanos,
+    },
+    /// End this connection; do not reconnect by itself.
+    LegDrop {
+        /// Which.
+        leg: LegId,
+        /// Why.
+        reason: DropReason,
+    },
+    /// How far a rebuild is.
+    Progress {
+        /// Which leg.
+        leg: LegId,
+        /// Blocks copied.
+        copied: u64,
+        /// Blocks in all.
+        total: u64,
+    },
+    /// Something worth telling.
+    Event(Event),
+    /// This core answers nothing with success ever again; all host commands were failed with `PathGone`.
+    Stopped {
+        /// Why.
+        reason: StopReason,
+    },
+    /// Closed in order: the record says so.
+    Closed,
+}
+
+/// A leg at the time of opening.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegInit {
+    /// Its number.
+    pub leg: LegId,
+    /// Its replica.
+    pub replica: ReplicaId,
+    /// It is on this machine.
+    pub local: bool,
+    /// It is connected; otherwise the grace window starts at the first input.
+    pub up: bool,
+}
+
+/// Bounds and times of a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// How long a lost connection is waited for (rule 12).
+    pub grace_ns: Nanos,
+    /// How long after an announced restart, and how long when most but not all members are lost at once.
+    pub grace_long_ns: Nanos,
+    /// Pause before a swap that was not settled is tried again.
+    pub swap_retry_ns: Nanos,
+    /// Most host commands in flight; more are answered [`HostError::Busy`].
+    pub max_inflight: u32,
+    /// Blocks copied at a time. 0 means 1 MiB.
+    pub copy_window_blocks: u32,
+    /// Copies at a time, over all joiners.
+    pub copy_queue_depth: u32,
+    /// Read from a member on this machine when there is one.
+    pub prefer_local: bool,
+    /// The rule this core breaks on purpose.
+    #[cfg(feature = "planted-bugs")]
+    pub bug: Option<crate::PlantedBug>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            grace_ns: 1_000_000_000,
+            grace_long_ns: 10_000_000_000,
+            swap_retry_ns: 100_000_000,
+            // Eight host queues of 128, the usual most of one Linux initiator per volume.
+            max_inflight: 1024,
+            copy_window_blocks: 0,
+            copy_queue_depth: 4,
+            prefer_local: true,
+            #[cfg(feature = "planted-bugs")]
+            bug: None,
+        }
+    }
+}
+
+/// What is needed to start a core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenParams {
+    /// The volume.
+    pub volume: crate::config::VolumeId,
+    /// Bytes of a block: a power of two from 512.
+    pub block_size: u32,
+    /// Size of the volume in blocks; equals `config.size_blocks`.
+    pub num_blocks: u64,
+    /// The record as it stands at the arbiter, at this engine's own epoch.
+    pub config: Config,
+    /// One leg for every member of `S`; legs for those of `R` that are connected.
+    pub legs: Vec<LegInit>,
+    /// When set, members may be unequal (strict mode after an unclean stop): this one is copied over the other
+    /// members before any host command is served.
+    pub equalise_from: Option<LegId>,
+    /// Bounds and times.
+    pub options: Options,
+}

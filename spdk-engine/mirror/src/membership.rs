@@ -1,0 +1,348 @@
+//! Who is in and who is out: links, grace, ejection, joining, swaps (rules 6, 7, 8, 10, 12).
+//!
+//! *What it is.* Inputs about legs and the arbiter change flags on legs; [`Core::pump_swap`] compares the flags with
+//! the record and asks for one swap at a time, the most urgent first: leave, abandon a rebuild, start one, join,
+//! close. What a swap changes takes effect when it is committed, never before.
+//!
+//! *Decision table for a member whose connection is lost.*
+//!
+//! | other members | after | then |
+//! |---|---|---|
+//! | all lost too | – | hold, for ever (the engine is the suspect) |
+//! | most lost | `grace_long_ns` | leaves, if `S` may shrink |
+//! | healthy | `grace_ns` (`grace_long_ns` when announced) | leaves, if `S` may shrink |
+//! | healthy, `S` is at `minInSync` | – | frozen; it may come back at any time |
+//!
+//! *Invariants.* The last member that stays is never marked to leave; `k` rises with every swap of a set.
+//!
+//! *When things fail.* A swap that shows another owner stops the core. A joiner that fails before its swap was sent
+//! is dropped at once; after that it counts as a member and leaves by a swap of its own.
+
+use crate::config::{Config, ReplicaId};
+use crate::core::{Core, Life};
+use crate::events::{Action, DropReason, Event, LegId, Nanos, StopReason, SwapId, SwapOutcome, SwapReason};
+use crate::gate::Verdict;
+use crate::legs::{Leg, Link, Role};
+
+impl Core {
+    /// Legs that were not up at opening: their grace window begins with the first input, which brings the time.
+    pub(crate) fn start_grace(&mut self, now: Nanos) {
+        for leg in self.legs.iter_mut() {
+            if let Link::Lost { since: since @ Nanos::MAX, .. } = &mut leg.link {
+                *since = now;
+            }
+        }
+    }
+
+    pub(crate) fn apply_leg_lost(&mut self, now: Nanos, leg: LegId, announced: bool, out: &mut Vec<Action>) {
+        self.mark_lost(now, leg, announced, out);
+        self.fail_inflight(leg, out);
+        self.legs.reap(leg);
+    }
+
+    pub(crate) fn mark_lost(&mut self, now: Nanos, id: LegId, announced: bool, out: &mut Vec<Action>) {
+        let Some(leg) = self.legs.get_mut(id) else { return };
+        if leg.is_up() {
+            leg.link = Link::Lost { since: now, announced };
+            self.rescan = true;
+            if leg.role != Role::Dropped {
+                out.push(Action::Event(Event::LegLost { leg: id }));
+            }
+        }
+    }
+
+    /// All I/O in flight on a leg has an unknown outcome.
+    fn fail_inflight(&mut self, leg: LegId, out: &mut Vec<Action>) {
+        let mut found = std::mem::take(&mut self.found);
+        self.io.list(leg, &mut found);
+        for io in found.drain(..) {
+            if let Some(entry) = self.io.take(io, leg) {
+                self.finish_io(entry, Err(crate::LegError::Gone), out);
+            }
+        }
+        self.found = found;
+    }
+
+    pub(crate) fn apply_leg_back(&mut self, now: Nanos, id: LegId, cache_lost: bool, out: &mut Vec<Action>) {
+        // A runner that tells of the new session only: the old one's I/O is lost all the same.
+        self.mark_lost(now, id, false, out);
+        self.fail_inflight(id, out);
+        let Some(leg) = self.legs.get_mut(id) else { return };
+        if leg.is_failed() {
+            let reason = leg.eject.unwrap_or(DropReason::Lost);
+            out.push(Action::LegDrop { leg: id, reason });
+            return;
+        }
+        leg.link = Link::Up;
+        if cache_lost && leg.has_unflushed() && !self.eject_or_drop(id, DropReason::CacheLost) {
+            self.stop(StopReason::CacheLost { leg: id }, out);
+            return;
+        }
+        self.rescan = true;
+        self.refresh_grace(now);
+        let replayed = self.replay(id, out);
+        out.push(Action::Event(Event::LegBack { leg: id, replayed }));
+    }
+
+    /// The first leg back after all were lost: the others get their whole window from now (rule 12).
+    fn refresh_grace(&mut self, now: Nanos) {
+        if std::mem::take(&mut self.all_lost) {
+            for leg in self.legs.iter_mut() {
+                if let Link::Lost { since, .. } = &mut leg.link {
+                    *since = now;
+                }
+            }
+        }
+    }
+
+    /// Marks a leg to leave. False when it is the last member that stays, which never leaves.
+    pub(crate) fn eject_or_drop(&mut self, id: LegId, reason: DropReason) -> bool {
+        let others_stay = self.legs.iter().any(|l| l.id != id && l.role == Role::Member && l.eject.is_none());
+        let Some(leg) = self.legs.get_mut(id) else { return true };
+        if leg.is_failed() {
+            return true;
+        }
+        if leg.role == Role::Member && !others_stay && leg.eject.is_none() {
+            return false;
+        }
+        leg.eject = Some(reason);
+        self.update_expected();
+        true
+    }
+
+    pub(crate) fn apply_add_leg(&mut self, leg: LegId, replica: ReplicaId, local: bool, out: &mut Vec<Action>) {
+        let fresh = Leg::new(leg, replica, local, Role::Announced, Link::Up);
+        let member = self.gate.requires(&fresh.replica);
+        if self.life != Life::Running || member || !self.legs.insert(fresh) {
+            out.push(Action::LegDrop { leg, reason: DropReason::Refused });
+        }
+    }
+
+    pub(crate) fn apply_remove_leg(&mut self, id: LegId, out: &mut Vec<Action>) {
+        let Some(leg) = self.legs.get(id) else { return };
+        let is_member = leg.role == Role::Member;
+        let may = !is_member || (self.may_shrink() && self.legs.iter().any(|l| l.id != id && l.is_source()));
+        if !may || !self.eject_or_drop(id, DropReason::Removed) {
+            out.push(Action::Event(Event::RemoveRefused { leg: id }));
+        }
+    }
+
+    /// Members that are marked to leave.
+    fn leaving(&self) -> usize {
+        self.legs.iter().filter(|l| l.role == Role::Member && l.eject.is_some()).count()
+    }
+
+    /// How many members may leave by the record.
+    fn may_leave(&self) -> usize {
+        let config = &self.gate.config;
+        config.in_sync.len().saturating_sub(config.members_min())
+    }
+
+    /// One more member may be marked to leave.
+    fn may_shrink(&self) -> bool {
+        self.leaving() < self.may_leave()
+    }
+
+    /// Marks legs whose window is over, and finds out whether the engine is the suspect or the volume frozen.
+    pub(crate) fn expire(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        let members = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none());
+        let lost = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none() && !l.is_up());
+        self.all_lost = !lost.is_empty() && lost == members;
+        let most_lost = lost.len() * 2 > members.len();
+        Self::tell(&mut self.suspect, most_lost, Event::Suspect, None, out);
+        let mut stuck = self.leaving() > self.may_leave();
+        for id in self.legs.mask(|l| !l.is_up() && !l.is_failed()).iter() {
+            let expired = self.grace_end(id).is_some_and(|end| end <= now);
+            let member = members.contains(id);
+            if !expired || (member && self.all_lost) {
+                continue;
+            }
+            if member && !self.may_shrink() {
+                stuck = true;
+            } else {
+                self.eject_or_drop(id, DropReason::Lost);
+            }
+        }
+        if stuck && !self.frozen {
+            self.rescan = true;
+        }
+        Self::tell(&mut self.frozen, stuck, Event::Frozen, Some(Event::Thawed), out);
+    }
+
+    /// When a lost leg's window is over.
+    fn grace_end(&self, id: LegId) -> Option<Nanos> {
+        let leg = self.legs.get(id)?;
+        let Link::Lost { since, announced } = leg.link else { return None };
+        let long = leg.role == Role::Member && (announced || self.suspect);
+        let window = if long { self.options.grace_long_ns } else { self.options.grace_ns };
+        Some(since.saturating_add(window))
+    }
+
+    pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let swap = self.gate.pending.as_ref().and_then(|s| s.retry_at);
+        let lost = self.legs.iter().filter(|l| !l.is_failed()).filter_map(|l| self.grace_end(l.id));
+        lost.chain(swap).filter(|at| *at > now).min()
+    }
+
+    /// Asks for the next swap, or again for the one that is not settled.
+    pub(crate) fn pump_swap(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.drop_failed_joiners(out);
+        self.begin_announced(out);
+        let ask = if self.gate.pending.is_some() {
+            self.gate.retry(now)
+        } else {
+            self.plan_swap().map(|(next, reason)| {
+                let swap = self.gate.propose(next.clone(), reason);
+                (swap, next, reason)
+            })
+        };
+        if let Some((swap, next, reason)) = ask {
+            out.push(Action::Swap { swap, expect: self.gate.config.version(), next, reason });
+            if reason == SwapReason::Join {
+                self.update_expected();
+            }
+        }
+    }
+
+    fn plan_swap(&mut self) -> Option<(Config, SwapReason)> {
+        let recorded = &self.gate.config.rebuilding;
+        self.abandoned.retain(|r| recorded.contains(r));
+        self.plan_leave()
+            .or_else(|| self.plan_abandon())
+            .or_else(|| self.plan_start())
+            .or_else(|| self.plan_join())
+            .or_else(|| self.plan_close())
+    }
+
+    fn next_config(&self) -> Config {
+        let mut next = self.gate.config.clone();
+        next.config_number = next.config_number.next();
+        next
+    }
+
+    /// Rule 6: those that failed leave; never so many that `S` falls below its minimum.
+    fn plan_leave(&self) -> Option<(Config, SwapReason)> {
+        let leaving = self.legs.iter().filter(|l| l.role == Role::Member && l.eject.is_some());
+        let mut next = self.next_config();
+        for leg in leaving.take(self.may_leave()) {
+            next.in_sync.remove(&leg.replica);
+        }
+        (next.in_sync != self.gate.config.in_sync).then_some((next, SwapReason::Leave))
+    }
+
+    fn plan_abandon(&self) -> Option<(Config, SwapReason)> {
+        let mut next = self.next_config();
+        for replica in &self.abandoned {
+            next.rebuilding.remove(replica);
+        }
+        (!self.abandoned.is_empty()).then_some((next, SwapReason::AbandonRebuild))
+    }
+
+    fn plan_start(&self) -> Option<(Config, SwapReason)> {
+        let mut next = self.next_config();
+        let announced = self.legs.iter().filter(|l| l.role == Role::Announced && l.eject.is_none());
+        next.rebuilding.extend(announced.map(|l| l.replica.clone()));
+        let wanted = self.life == Life::Running && next.rebuilding != self.gate.config.rebuilding;
+        wanted.then_some((next, SwapReason::StartRebuild))
+    }
+
+    /// Rule 10: only legs that are copied, flushed and whose answers are required already.
+    fn plan_join(&self) -> Option<(Config, SwapReason)> {
+        let mut next = self.next_config();
+        let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up();
+        for leg in self.legs.iter().filter(ready) {
+            next.rebuilding.remove(&leg.replica);
+            next.in_sync.insert(leg.replica.clone());
+        }
+        let wanted = self.life == Life::Running && next.in_sync != self.gate.config.in_sync;
+        wanted.then_some((next, SwapReason::Join))
+    }
+
+    /// Joiners that failed and whom no record counts in.
+    fn drop_failed_joiners(&mut self, out: &mut Vec<Action>) {
+        let gate = &self.gate;
+        let failed = |l: &Leg| l.eject.is_some() && l.role != Role::Member && !gate.requires(&l.replica);
+        let failed = self.legs.mask(|l| l.role != Role::Dropped && failed(l));
+        for id in failed.iter() {
+            self.drop_leg(id, out);
+        }
+    }
+
+    /// Announced legs whose replica is recorded in `R`: mirror and copy to them from now on.
+    fn begin_announced(&mut self, out: &mut Vec<Action>) {
+        if self.life != Life::Running {
+            return;
+        }
+        let (recorded, abandoned) = (&self.gate.config.rebuilding, &self.abandoned);
+        let may = |r: &ReplicaId| recorded.contains(r) && !abandoned.contains(r);
+        let begin = self.legs.mask(|l| l.role == Role::Announced && l.eject.is_none() && may(&l.replica));
+        for id in begin.iter() {
+            if let Some(leg) = self.legs.get_mut(id) {
+                leg.role = Role::Copying;
+                out.push(Action::Event(Event::RebuildStarted { leg: id, replica: leg.replica.clone() }));
+            }
+            self.copies.begin(id);
+            self.update_expected();
+        }
+    }
+
+    /// Lets a leg go. Its replica is in no record's `S`.
+    fn drop_leg(&mut self, id: LegId, out: &mut Vec<Action>) {
+        self.end_copy(id);
+        let Some(leg) = self.legs.get_mut(id) else { return };
+        let was_member = leg.role == Role::Member;
+        leg.role = Role::Dropped;
+        let reason = leg.eject.unwrap_or(DropReason::Removed);
+        if !was_member && !self.abandoned.contains(&leg.replica) {
+            self.abandoned.push(leg.replica.clone());
+        }
+        out.push(Action::LegDrop { leg: id, reason });
+        self.legs.reap(id);
+        self.update_expected();
+    }
+
+    pub(crate) fn apply_swap_answer(&mut self, now: Nanos, swap: SwapId, outcome: SwapOutcome, out: &mut Vec<Action>) {
+        let retry_at = now.saturating_add(self.options.swap_retry_ns);
+        match self.gate.answer(swap, outcome, retry_at) {
+            Verdict::Committed(reason) => self.committed(reason, out),
+            Verdict::Superseded(current) => {
+                self.stop(StopReason::Superseded { current: current.version() }, out);
+            }
+            Verdict::Unsettled { unknown: true } => {
+                out.push(Action::Event(Event::SwapUnknown { swap }));
+                self.bend_unknown(out);
+            }
+            Verdict::Unsettled { unknown: false } | Verdict::Ignored => {}
+        }
+    }
+
+    /// Rule 7 broken on purpose.
+    fn bend_unknown(&mut self, out: &mut Vec<Action>) {
+        #[cfg(feature = "planted-bugs")]
+        if self.options.bug == Some(crate::PlantedBug::Rule07AssumeCommitted)
+            && let Verdict::Committed(reason) = self.gate.commit()
+        {
+            self.committed(reason, out);
+        }
+        let _ = out;
+    }
+
+    fn committed(&mut self, reason: SwapReason, out: &mut Vec<Action>) {
+        let config = self.gate.config.clone();
+        let gone = self.legs.mask(|l| l.role == Role::Member && !config.in_sync.contains(&l.replica));
+        for id in gone.iter() {
+            self.drop_leg(id, out);
+        }
+        for leg in self.legs.iter_mut() {
+            if leg.role == Role::Admitted && config.in_sync.contains(&leg.replica) {
+                leg.role = Role::Member;
+                out.push(Action::Event(Event::Joined { leg: leg.id, replica: leg.replica.clone() }));
+            }
+        }
+        self.update_expected();
+        out.push(Action::Event(Event::ConfigChanged { config }));
+        if reason == SwapReason::Close {
+            self.closed(out);
+        }
+    }
+}

@@ -1,0 +1,685 @@
+//! Opening a volume: from the arbiter's record to a core that may serve (rules 8, 11, 15, 21).
+//!
+//! *Flow.*
+//! ```text
+//! Start ─▶ read record ─▶ CAS epoch g+1, clean=false ─▶ promote S (and R) ─▶ CAS the sets ─▶ connect ─▶ Ready
+//!              ▲  refused: the record moved │                  │ retry until enough or given up
+//!              └────────────────────────────┘                  ▼
+//!                                                            Failed
+//! ```
+//! The epoch is raised *before* any replica is promoted, so that an older opener that is still under way loses at
+//! the arbiter. A member is used only after its promote: the replica has then ended and drained the sessions of
+//! older engines, so no late write can land on it. Members that were not promoted leave `S` by a swap before
+//! `Ready`, hence before any completion. A replica outside `S` is never a source, whatever it says.
+//!
+//! After an unclean stop members may differ where writes were in flight. Until write-intent bits exist (rule 18),
+//! available mode keeps one promoted member as `S` and puts the other promoted ones into `R` for a full copy.
+//! Strict mode may not shrink `S` below `minInSync`; it keeps the promoted members in `S` and asks the core to copy
+//! one over the others before it serves anything ([`OpenParams::equalise_from`]). All of them have every
+//! acknowledged write, so each stays a lawful source if the engine dies meanwhile.
+//!
+//! *Invariants.* One swap in flight at a time; a swap of unknown outcome is sent again unchanged until the arbiter
+//! has answered (rule 7); `Ready` or `Failed` comes once and is the last action.
+//!
+//! *When things fail.* No record: `Failed(NoRecord)` (rule 21: that is not a new volume). A newer epoch anywhere:
+//! `Failed(Superseded)`. Too few members within `give_up_ns`: `Failed(NoMember)`; the epoch stays raised, which is
+//! harmless: the next opener raises it again. The runner retries with a new engine instance or reports.
+//!
+//! *Duties of the runner.* Each action that asks something gets one answer within the runner's own deadline. A leg
+//! given `up: false` in `Ready` is reconnected by the runner and announced to the core by `LegBack`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::LEGS_MAX;
+use crate::config::{Config, ConfigError, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
+use crate::events::{LegId, LegInit, Nanos, OpenParams, Options, SwapId, SwapOutcome};
+
+/// Times of an opener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenWaits {
+    /// After the first promoted member: how long the others are waited for before they leave `S`.
+    pub promote_wait_ns: Nanos,
+    /// Pause before a promote or a swap is tried again.
+    pub retry_ns: Nanos,
+    /// How long connecting may take before the core starts without a leg.
+    pub connect_wait_ns: Nanos,
+    /// When the attempt is given up.
+    pub give_up_ns: Nanos,
+}
+
+impl Default for OpenWaits {
+    fn default() -> Self {
+        Self {
+            promote_wait_ns: 2_000_000_000,
+            retry_ns: 250_000_000,
+            connect_wait_ns: 2_000_000_000,
+            give_up_ns: 60_000_000_000,
+        }
+    }
+}
+
+/// What is needed to open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenerParams {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// This run of the engine; never used before.
+    pub engine_instance: EngineInstance,
+    /// When set, a record of another lineage is refused.
+    pub lineage: Option<Lineage>,
+    /// Replicas on this machine.
+    pub local: BTreeSet<ReplicaId>,
+    /// Bounds and times of the core.
+    pub options: Options,
+    /// Times of the opener.
+    pub waits: OpenWaits,
+}
+
+/// Why the record could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The arbiter has no record of this volume.
+    #[error("no record")]
+    NotFound,
+    /// The arbiter did not answer; it is asked again.
+    #[error("arbiter unavailable")]
+    Unavailable,
+}
+
+/// Why a replica was not promoted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PromoteError {
+    /// No answer; tried again.
+    #[error("unreachable")]
+    Unreachable,
+    /// The replica knows a newer epoch.
+    #[error("a newer epoch exists")]
+    Newer,
+    /// The replica has no data of this volume and lineage, or cannot serve it.
+    #[error("unusable")]
+    Unusable,
+}
+
+/// Why opening failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The arbiter has no record (rule 21: not a new volume).
+    #[error("the arbiter has no record of the volume")]
+    NoRecord,
+    /// The record breaks an invariant.
+    #[error("the record is invalid: {0}")]
+    BadRecord(#[from] ConfigError),
+    /// The record is of another lineage.
+    #[error("the record has lineage {found}, expected {expected}")]
+    Lineage {
+        /// Expected.
+        expected: Lineage,
+        /// Found.
+        found: Lineage,
+    },
+    /// More replicas than legs.
+    #[error("the record names {0} replicas: at most {LEGS_MAX} are allowed")]
+    TooManyReplicas(usize),
+    /// Another engine has a newer epoch.
+    #[error("superseded by a newer epoch")]
+    Superseded,
+    /// Not enough members of the latest in-sync set could be promoted in time.
+    #[error("{promoted} members of the in-sync set were promoted in time: {needed} are required")]
+    NoMember {
+        /// Promoted.
+        promoted: usize,
+        /// Required.
+        needed: usize,
+    },
+    /// The arbiter did not answer in time.
+    #[error("the arbiter did not answer in time")]
+    ArbiterTimeout,
+}
+
+/// What the opener is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenInput {
+    /// Begin. Exactly once.
+    Start,
+    /// Answer to [`OpenAction::ReadRecord`].
+    RecordRead {
+        /// The record.
+        result: Result<Config, RecordError>,
+    },
+    /// Answer to [`OpenAction::DoCas`].
+    CasAnswer {
+        /// Which.
+        cas: SwapId,
+        /// What the arbiter said.
+        outcome: SwapOutcome,
+    },
+    /// Answer to [`OpenAction::Promote`].
+    Promoted {
+        /// Which replica.
+        replica: ReplicaId,
+        /// `Ok` when epoch and instance are durable and older sessions ended and drained (rule 13).
+        result: Result<(), PromoteError>,
+    },
+    /// Answer to [`OpenAction::Connect`].
+    Connected {
+        /// Which leg.
+        leg: LegId,
+        /// Whether it is up.
+        up: bool,
+    },
+    /// Time passed.
+    Tick,
+}
+
+/// What the opener asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenAction {
+    /// Read the arbiter's record.
+    ReadRecord,
+    /// Replace the record of version `expect` by `next`.
+    DoCas {
+        /// Number, given back in the answer.
+        cas: SwapId,
+        /// What the record must be now.
+        expect: ConfigVersion,
+        /// What it becomes.
+        next: Config,
+    },
+    /// Raise a replica to this epoch.
+    Promote {
+        /// Which replica.
+        replica: ReplicaId,
+        /// The new epoch.
+        epoch: Epoch,
+        /// The new owner.
+        engine_instance: EngineInstance,
+    },
+    /// Open a session at the new epoch.
+    Connect {
+        /// Number of the leg.
+        leg: LegId,
+        /// Which replica.
+        replica: ReplicaId,
+    },
+    /// Send `Tick` at this time. Replaces the previous request.
+    WakeAt {
+        /// When.
+        at: Nanos,
+    },
+    /// Something worth telling.
+    Event(OpenEvent),
+    /// Start a core with this.
+    Ready(Box<OpenParams>),
+    /// Opening failed; end what was connected.
+    Failed {
+        /// Why.
+        reason: OpenError,
+    },
+}
+
+/// What happened. Nothing depends on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenEvent {
+    /// The epoch is this engine's.
+    EpochRaised {
+        /// The new epoch.
+        epoch: Epoch,
+        /// The previous engine closed in order.
+        was_clean: bool,
+    },
+    /// A replica was promoted.
+    Promoted {
+        /// Which.
+        replica: ReplicaId,
+    },
+    /// A replica could not be promoted.
+    NotPromoted {
+        /// Which.
+        replica: ReplicaId,
+        /// Why.
+        error: PromoteError,
+    },
+    /// The sets were decided.
+    Decided {
+        /// The new record.
+        config: Config,
+        /// Members that left.
+        dropped: BTreeSet<ReplicaId>,
+    },
+}
+
+#[derive(Debug)]
+enum Phase {
+    New,
+    Reading { retry_at: Option<Nanos> },
+    Raising(Cas),
+    Promoting,
+    Deciding(Cas),
+    Connecting { until: Nanos },
+    Finished,
+}
+
+/// A swap being tried until it is settled.
+#[derive(Debug)]
+struct Cas {
+    id: SwapId,
+    base: Config,
+    next: Config,
+    /// Set while no request is in flight.
+    retry_at: Option<Nanos>,
+}
+
+#[derive(Debug)]
+struct Candidate {
+    promoted: bool,
+    unusable: bool,
+    retry_at: Option<Nanos>,
+}
+
+/// The state machine. See the module's documentation.
+#[derive(Debug)]
+pub struct Opener {
+    params: OpenerParams,
+    phase: Phase,
+    /// The record as last committed by this opener.
+    config: Option<Config>,
+    was_clean: bool,
+    candidates: BTreeMap<ReplicaId, Candidate>,
+    first_promoted_at: Option<Nanos>,
+    equalise_from: Option<LegId>,
+    legs: Vec<LegInit>,
+    connected: u32,
+    give_up_at: Nanos,
+    next_cas: u64,
+}
+
+impl Opener {
+    /// A new opener; the first input is [`OpenInput::Start`].
+    #[must_use]
+    pub fn new(params: OpenerParams) -> Self {
+        Self {
+            params,
+            phase: Phase::New,
+            config: None,
+            was_clean: false,
+            candidates: BTreeMap::new(),
+            first_promoted_at: None,
+            equalise_from: None,
+            legs: Vec::new(),
+            connected: 0,
+            give_up_at: Nanos::MAX,
+            next_cas: 0,
+        }
+    }
+
+    /// Whether `Ready` or `Failed` was given.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        matches!(self.phase, Phase::Finished)
+    }
+
+    /// Takes one input and appends the actions that follow from it.
+    pub fn apply(&mut self, now: Nanos, input: OpenInput, out: &mut Vec<OpenAction>) {
+        if self.is_finished() {
+            return;
+        }
+        match input {
+            OpenInput::Start => self.apply_start(now, out),
+            OpenInput::RecordRead { result } => self.apply_record(now, result, out),
+            OpenInput::CasAnswer { cas, outcome } => self.apply_cas(now, cas, outcome, out),
+            OpenInput::Promoted { replica, result } => self.apply_promoted(now, &replica, result, out),
+            OpenInput::Connected { leg, up } => self.apply_connected(leg, up),
+            OpenInput::Tick => {}
+        }
+        self.advance(now, out);
+        if !self.is_finished() {
+            out.push(OpenAction::WakeAt { at: self.next_deadline().max(now) });
+        }
+    }
+
+    fn apply_start(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        if matches!(self.phase, Phase::New) {
+            self.give_up_at = now.saturating_add(self.params.waits.give_up_ns);
+            self.phase = Phase::Reading { retry_at: None };
+            out.push(OpenAction::ReadRecord);
+        }
+    }
+
+    fn apply_record(&mut self, now: Nanos, result: Result<Config, RecordError>, out: &mut Vec<OpenAction>) {
+        if !matches!(self.phase, Phase::Reading { .. }) {
+            return;
+        }
+        match result {
+            Ok(record) => self.raise(record, out),
+            Err(RecordError::NotFound) => self.fail(OpenError::NoRecord, out),
+            Err(RecordError::Unavailable) => {
+                self.phase = Phase::Reading { retry_at: Some(now.saturating_add(self.params.waits.retry_ns)) };
+            }
+        }
+    }
+
+    /// Asks for epoch g+1 on top of `record` (rule 15: first of all).
+    fn raise(&mut self, record: Config, out: &mut Vec<OpenAction>) {
+        if let Err(error) = self.check_record(&record) {
+            self.fail(error, out);
+            return;
+        }
+        let mut next = record.clone();
+        next.epoch = record.epoch.next();
+        next.engine_instance = self.params.engine_instance.clone();
+        next.clean = false;
+        self.was_clean = record.clean;
+        let cas = self.send_cas(record, next, out);
+        self.phase = Phase::Raising(cas);
+    }
+
+    fn check_record(&self, record: &Config) -> Result<(), OpenError> {
+        record.check()?;
+        if let Some(expected) = &self.params.lineage
+            && *expected != record.lineage
+        {
+            return Err(OpenError::Lineage { expected: expected.clone(), found: record.lineage.clone() });
+        }
+        let replicas = record.in_sync.len() + record.rebuilding.len();
+        if replicas > LEGS_MAX {
+            return Err(OpenError::TooManyReplicas(replicas));
+        }
+        Ok(())
+    }
+
+    fn send_cas(&mut self, base: Config, next: Config, out: &mut Vec<OpenAction>) -> Cas {
+        let id = SwapId(self.next_cas);
+        self.next_cas += 1;
+        out.push(OpenAction::DoCas { cas: id, expect: base.version(), next: next.clone() });
+        Cas { id, base, next, retry_at: None }
+    }
+
+    fn apply_cas(&mut self, now: Nanos, id: SwapId, outcome: SwapOutcome, out: &mut Vec<OpenAction>) {
+        let (Phase::Raising(cas) | Phase::Deciding(cas)) = &mut self.phase else { return };
+        if cas.id != id || cas.retry_at.is_some() {
+            return;
+        }
+        let next_version = cas.next.version();
+        match outcome {
+            SwapOutcome::Committed => self.cas_committed(now, out),
+            SwapOutcome::Refused { current } if current.version() == next_version => self.cas_committed(now, out),
+            SwapOutcome::Refused { current } if current.version() != cas.base.version() => {
+                self.cas_lost(current, out);
+            }
+            // Unknown, or refused although nothing changed that we compare: settle it by trying again (rule 7).
+            SwapOutcome::Refused { .. } | SwapOutcome::Unknown => {
+                cas.retry_at = Some(now.saturating_add(self.params.waits.retry_ns));
+            }
+        }
+    }
+
+    /// The record moved under us. Before our epoch stands that is the old engine's last change, and we build on it.
+    fn cas_lost(&mut self, current: Config, out: &mut Vec<OpenAction>) {
+        let Phase::Raising(cas) = &self.phase else {
+            self.fail(OpenError::Superseded, out);
+            return;
+        };
+        if current.epoch == cas.base.epoch && current.engine_instance == cas.base.engine_instance {
+            self.raise(current, out);
+        } else {
+            self.fail(OpenError::Superseded, out);
+        }
+    }
+
+    fn cas_committed(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        match std::mem::replace(&mut self.phase, Phase::Promoting) {
+            Phase::Raising(cas) => {
+                let event = OpenEvent::EpochRaised { epoch: cas.next.epoch, was_clean: self.was_clean };
+                out.push(OpenAction::Event(event));
+                self.promote_all(&cas.next, out);
+                self.config = Some(cas.next);
+            }
+            Phase::Deciding(cas) => {
+                self.config = Some(cas.next);
+                self.connect_all(now, out);
+            }
+            other => self.phase = other,
+        }
+    }
+
+    fn promote_all(&mut self, config: &Config, out: &mut Vec<OpenAction>) {
+        for replica in config.in_sync.iter().chain(&config.rebuilding) {
+            self.candidates.insert(replica.clone(), Candidate { promoted: false, unusable: false, retry_at: None });
+            out.push(promote(config, replica));
+        }
+    }
+
+    fn apply_promoted(
+        &mut self,
+        now: Nanos,
+        replica: &ReplicaId,
+        result: Result<(), PromoteError>,
+        out: &mut Vec<OpenAction>,
+    ) {
+        if !matches!(self.phase, Phase::Promoting) {
+            return;
+        }
+        let member = self.config.as_ref().is_some_and(|c| c.in_sync.contains(replica));
+        let Some(candidate) = self.candidates.get_mut(replica) else { return };
+        match result {
+            Ok(()) => {
+                candidate.promoted = true;
+                if member {
+                    self.first_promoted_at.get_or_insert(now);
+                }
+                out.push(OpenAction::Event(OpenEvent::Promoted { replica: replica.clone() }));
+            }
+            Err(PromoteError::Newer) => self.fail(OpenError::Superseded, out),
+            Err(error) => {
+                candidate.unusable = error == PromoteError::Unusable;
+                if error == PromoteError::Unreachable {
+                    candidate.retry_at = Some(now.saturating_add(self.params.waits.retry_ns));
+                }
+                out.push(OpenAction::Event(OpenEvent::NotPromoted { replica: replica.clone(), error }));
+            }
+        }
+    }
+
+    fn apply_connected(&mut self, leg: LegId, up: bool) {
+        if !matches!(self.phase, Phase::Connecting { .. }) {
+            return;
+        }
+        let bit = 1u32 << leg.0.min(31);
+        if let Some(init) = self.legs.iter_mut().find(|l| l.leg == leg)
+            && self.connected & bit == 0
+        {
+            self.connected |= bit;
+            init.up = up;
+        }
+    }
+
+    /// Does what time or the last answer made possible.
+    fn advance(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        match &mut self.phase {
+            Phase::Reading { retry_at } if retry_at.is_some_and(|at| at <= now) => {
+                *retry_at = None;
+                out.push(OpenAction::ReadRecord);
+            }
+            Phase::Raising(cas) | Phase::Deciding(cas) if cas.retry_at.is_some_and(|at| at <= now) => {
+                cas.retry_at = None;
+                cas.id = SwapId(self.next_cas);
+                self.next_cas += 1;
+                out.push(OpenAction::DoCas { cas: cas.id, expect: cas.base.version(), next: cas.next.clone() });
+            }
+            Phase::Promoting => self.advance_promoting(now, out),
+            _ => {}
+        }
+        if let Phase::Connecting { until } = self.phase
+            && (until <= now || self.connected.count_ones() as usize == self.legs.len())
+        {
+            self.ready(out);
+        }
+        if !self.is_finished() && self.give_up_at <= now {
+            let reason = self.give_up_reason();
+            self.fail(reason, out);
+        }
+    }
+
+    fn advance_promoting(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        let Some(config) = &self.config else { return };
+        let (promoted, undecided) = self.count_members(config);
+        let waited =
+            self.first_promoted_at.is_some_and(|at| at.saturating_add(self.params.waits.promote_wait_ns) <= now);
+        if promoted >= members_needed(config) && (undecided == 0 || waited) {
+            self.decide(now, out);
+            return;
+        }
+        for (replica, candidate) in &mut self.candidates {
+            if candidate.retry_at.is_some_and(|at| at <= now) {
+                candidate.retry_at = None;
+                out.push(promote(config, replica));
+            }
+        }
+    }
+
+    /// Members promoted, and members that may still be.
+    fn count_members(&self, config: &Config) -> (usize, usize) {
+        let mut counts = (0, 0);
+        for replica in &config.in_sync {
+            match self.candidates.get(replica) {
+                Some(c) if c.promoted => counts.0 += 1,
+                Some(c) if !c.unusable => counts.1 += 1,
+                _ => {}
+            }
+        }
+        counts
+    }
+
+    /// Chooses the sets from what was promoted and swaps them in (rule 15).
+    fn decide(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        let Some(base) = self.config.clone() else { return };
+        let is_promoted = |r: &&ReplicaId| self.candidates.get(*r).is_some_and(|c| c.promoted);
+        let (promoted, dropped): (Vec<_>, Vec<_>) = base.in_sync.iter().partition(is_promoted);
+        let promoted: BTreeSet<ReplicaId> = promoted.into_iter().cloned().collect();
+        let dropped: BTreeSet<ReplicaId> = dropped.into_iter().cloned().collect();
+        let source = promoted.iter().find(|r| self.params.local.contains(*r)).or_else(|| promoted.first()).cloned();
+        let Some(source) = source else { return };
+        let mut next = base.clone();
+        let unequal = !self.was_clean && base.in_sync.len() > 1 && promoted.len() > 1;
+        let strict = base.members_min() > 1;
+        if unequal && !strict {
+            next.rebuilding.extend(promoted.iter().filter(|r| **r != source).cloned());
+            next.in_sync = BTreeSet::from([source.clone()]);
+        } else {
+            next.in_sync = promoted;
+        }
+        if self.skips_drop() {
+            next = base.clone();
+        }
+        self.list_legs(&next);
+        self.equalise_from =
+            if unequal && strict { self.legs.iter().find(|l| l.replica == source).map(|l| l.leg) } else { None };
+        if next.in_sync == base.in_sync && next.rebuilding == base.rebuilding {
+            out.push(OpenAction::Event(OpenEvent::Decided { config: next, dropped }));
+            self.connect_all(now, out);
+            return;
+        }
+        next.config_number = base.config_number.next();
+        out.push(OpenAction::Event(OpenEvent::Decided { config: next.clone(), dropped }));
+        let cas = self.send_cas(base, next, out);
+        self.phase = Phase::Deciding(cas);
+    }
+
+    /// Rule 15 broken on purpose: members that were not promoted stay in `S`.
+    fn skips_drop(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.params.options.bug == Some(crate::PlantedBug::Rule15OpenKeepsUnpromoted)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
+    }
+
+    fn list_legs(&mut self, config: &Config) {
+        self.legs.clear();
+        for replica in config.in_sync.iter().chain(&config.rebuilding) {
+            if self.candidates.get(replica).is_some_and(|c| c.promoted) {
+                let leg = LegId(u32::try_from(self.legs.len()).unwrap_or(u32::MAX));
+                let local = self.params.local.contains(replica);
+                self.legs.push(LegInit { leg, replica: replica.clone(), local, up: false });
+            }
+        }
+    }
+
+    fn connect_all(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        self.phase = Phase::Connecting { until: now.saturating_add(self.params.waits.connect_wait_ns) };
+        for leg in &self.legs {
+            out.push(OpenAction::Connect { leg: leg.leg, replica: leg.replica.clone() });
+        }
+    }
+
+    fn ready(&mut self, out: &mut Vec<OpenAction>) {
+        let Some(config) = self.config.take() else { return };
+        self.phase = Phase::Finished;
+        // A replica of R that did not connect is added later by the runner; a member must be present.
+        let legs = std::mem::take(&mut self.legs);
+        let legs = legs.into_iter().filter(|l| l.up || config.in_sync.contains(&l.replica)).collect();
+        out.push(OpenAction::Ready(Box::new(OpenParams {
+            volume: self.params.volume.clone(),
+            block_size: self.params.block_size,
+            num_blocks: config.size_blocks,
+            config,
+            legs,
+            equalise_from: self.equalise_from,
+            options: self.params.options,
+        })));
+    }
+
+    fn fail(&mut self, reason: OpenError, out: &mut Vec<OpenAction>) {
+        self.phase = Phase::Finished;
+        out.push(OpenAction::Failed { reason });
+    }
+
+    fn give_up_reason(&self) -> OpenError {
+        match (&self.phase, &self.config) {
+            (Phase::Promoting, Some(config)) => {
+                let (promoted, _) = self.count_members(config);
+                OpenError::NoMember { promoted, needed: members_needed(config) }
+            }
+            _ => OpenError::ArbiterTimeout,
+        }
+    }
+
+    fn next_deadline(&self) -> Nanos {
+        let phase = match &self.phase {
+            Phase::Reading { retry_at } => *retry_at,
+            Phase::Raising(cas) | Phase::Deciding(cas) => cas.retry_at,
+            Phase::Promoting => self.next_promote_deadline(),
+            Phase::Connecting { until } => Some(*until),
+            Phase::New | Phase::Finished => None,
+        };
+        phase.unwrap_or(Nanos::MAX).min(self.give_up_at)
+    }
+
+    fn next_promote_deadline(&self) -> Option<Nanos> {
+        let retry = self.candidates.values().filter_map(|c| c.retry_at).min();
+        // With too few members the end of the wait changes nothing; only retries do.
+        let enough = self.config.as_ref().is_some_and(|c| self.count_members(c).0 >= members_needed(c));
+        let wait =
+            self.first_promoted_at.filter(|_| enough).map(|at| at.saturating_add(self.params.waits.promote_wait_ns));
+        retry.into_iter().chain(wait).min()
+    }
+}
+
+/// Fewest members to open with: `minInSync` in strict mode, but no more than there are.
+fn members_needed(config: &Config) -> usize {
+    config.members_min().min(config.in_sync.len())
+}
+
+fn promote(config: &Config, replica: &ReplicaId) -> OpenAction {
+    OpenAction::Promote {
+        replica: replica.clone(),
+        epoch: config.epoch,
+        engine_instance: config.engine_instance.clone(),
+    }
+}
