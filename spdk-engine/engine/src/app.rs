@@ -54,7 +54,7 @@ impl App {
     /// An application on the control core `core`.
     #[must_use]
     pub fn new(core: Core, net: Rc<dyn Net>, options: Options) -> Self {
-        let events = Rc::new(EventRing::new(core.clone()));
+        let events = core.local(|| EventRing::new(core.clone()));
         Self(Rc::new(AppInner {
             core,
             registry: Registry::new(),

@@ -216,7 +216,23 @@ pub trait Channel {
     fn submit(&self, core: &Core, io: Io);
     /// The owner lets the channel go. I/O already taken is still completed.
     fn close(&self, _core: &Core) {}
+    /// Tells `watcher` of every change of the way to the medium from now on; a local medium has none.
+    fn watch_path(&self, _core: &Core, _watcher: PathWatcher) {}
 }
+
+/// Whether a remote medium can be reached through a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathState {
+    /// A new session serves the channel; the one before it is closed for good.
+    Up,
+    /// The session is lost; everything in flight has been completed with a path error.
+    Down,
+    /// The other side refuses a session.
+    Refused,
+}
+
+/// Told of changes of a path, on the channel's core.
+pub type PathWatcher = Rc<dyn Fn(&Core, PathState)>;
 
 /// Why a device operation was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -396,6 +412,11 @@ impl Chan {
             done: std::cell::Cell::new(0),
         });
         run.step(core);
+    }
+
+    /// Tells `watcher` of changes of the path, see [`Channel::watch_path`].
+    pub fn watch_path(&self, core: &Core, watcher: PathWatcher) {
+        self.channel.watch_path(core, watcher);
     }
 
     /// Lets the channel go.

@@ -1,0 +1,458 @@
+//! One mirror on its home core: carries out what the core decides.
+//!
+//! *What it is.* The runner of `mirror_core::Core` as that crate's `events` module asks of one: it turns I/O of hosts
+//! into inputs, actions into I/O on legs, timers and messages to the control core, and gives every outcome back.
+//!
+//! *Invariants.* All of it runs on the home core. Payload is captured by the target before it comes here; each leg's I/O
+//! holds its own handles to the buffers, so they live as long as any leg may read them. Every swap is answered exactly
+//! once: by the agent, or as unknown after [`SWAP_DEADLINE_NS`].
+//!
+//! *When things fail.* A leg whose channel does not exist any more answers "gone".
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use addax_hugepages::{Buf, BufSlice};
+use mirror_core::{
+    Action, CopySlot, DropReason, Event, HostId, Input, IoId, LegError, LegId, Op, OpenParams, Payload, SwapId,
+    SwapOutcome,
+};
+use nvme_wire::Status;
+use serde_json::{Value, json};
+use slab::Slab;
+
+use super::convert::{ConfigJson, host_status, leg_result};
+use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, PathState};
+use crate::events::EventRing;
+use crate::reactor::driver::{NANOS_PER_S, Nanos};
+use crate::reactor::timer::TimerId;
+use crate::reactor::{CONTROL, Core};
+
+/// How long the agent may take to answer a swap before it counts as unknown.
+pub const SWAP_DEADLINE_NS: Nanos = 15 * NANOS_PER_S;
+
+/// The mirrors whose home is this core, by name.
+#[derive(Default)]
+pub struct Table(RefCell<HashMap<String, Rc<Device>>>);
+
+impl Table {
+    /// The mirror of that name on this core.
+    pub fn find(core: &Core, name: &str) -> Option<Rc<Device>> {
+        core.local(Self::default).0.borrow().get(name).cloned()
+    }
+
+    pub fn insert(core: &Core, device: &Rc<Device>) {
+        core.local(Self::default).0.borrow_mut().insert(device.name.clone(), Rc::clone(device));
+    }
+
+    pub fn remove(core: &Core, name: &str) -> Option<Rc<Device>> {
+        core.local(Self::default).0.borrow_mut().remove(name)
+    }
+}
+
+/// How far a mirror's life has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Open,
+    Closing,
+    Closed,
+    Stopped,
+}
+
+impl State {
+    /// The word in RPC answers.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closing => "closing",
+            Self::Closed => "closed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+struct Leg {
+    replica: String,
+    chan: Chan,
+    state: &'static str,
+    copied: u64,
+}
+
+struct PendingSwap {
+    swap: SwapId,
+    value: Value,
+    timer: TimerId,
+}
+
+struct LegRun {
+    leg: LegId,
+    io: IoId,
+}
+
+/// One mirror.
+pub struct Device {
+    name: String,
+    block_size: u32,
+    machine: RefCell<mirror_core::Core>,
+    hosts: RefCell<Slab<Io>>,
+    legs: RefCell<HashMap<LegId, Leg>>,
+    runs: RefCell<Slab<LegRun>>,
+    copy_buffers: RefCell<HashMap<CopySlot, BufSlice>>,
+    swap: RefCell<Option<PendingSwap>>,
+    wake: Cell<Option<TimerId>>,
+    state: Cell<State>,
+    /// Taken down: late completions change nothing any more.
+    dead: Cell<bool>,
+    closing: RefCell<Vec<futures::channel::oneshot::Sender<()>>>,
+}
+
+impl Device {
+    /// Starts a mirror over open channels, one per leg of `params`.
+    ///
+    /// # Errors
+    /// What contradicts itself in the parameters.
+    pub fn open(
+        core: &Core,
+        name: String,
+        params: OpenParams,
+        chans: Vec<(LegId, String, Chan)>,
+    ) -> Result<Rc<Self>, mirror_core::CoreError> {
+        let in_sync: Vec<String> = params.config.in_sync.iter().map(ToString::to_string).collect();
+        let joiners: Vec<_> = params
+            .legs
+            .iter()
+            .filter(|l| !params.config.in_sync.contains(&l.replica))
+            .map(|l| (l.leg, l.replica.clone(), l.local))
+            .collect();
+        let block_size = params.block_size;
+        let device = Rc::new(Self {
+            name,
+            block_size,
+            machine: RefCell::new(mirror_core::Core::open(params)?),
+            hosts: RefCell::default(),
+            legs: RefCell::default(),
+            runs: RefCell::default(),
+            copy_buffers: RefCell::default(),
+            swap: RefCell::new(None),
+            wake: Cell::new(None),
+            state: Cell::new(State::Open),
+            dead: Cell::new(false),
+            closing: RefCell::default(),
+        });
+        for (leg, replica, chan) in chans {
+            let state = if in_sync.contains(&replica) { "in_sync" } else { "rebuilding" };
+            device.attach(core, leg, replica, chan, state);
+        }
+        tracing::info!(mirror = device.name, joiners = joiners.len(), "mirror opened");
+        device.input(core, Input::Tick);
+        Ok(device)
+    }
+
+    fn attach(self: &Rc<Self>, core: &Core, leg: LegId, replica: String, chan: Chan, state: &'static str) {
+        let weak = Rc::downgrade(self);
+        let watcher = Rc::new(move |core: &Core, path: PathState| {
+            let Some(device) = weak.upgrade() else { return };
+            // Changes of a path may be told from inside a submit: the core takes them from the loop.
+            core.defer(move |core| device.path_changed(core, leg, path));
+        });
+        chan.watch_path(core, watcher);
+        self.legs.borrow_mut().insert(leg, Leg { replica, chan, state, copied: 0 });
+    }
+
+    fn path_changed(self: &Rc<Self>, core: &Core, leg: LegId, path: PathState) {
+        if !self.legs.borrow().contains_key(&leg) {
+            return;
+        }
+        match path {
+            PathState::Up => self.input(core, Input::LegBack { leg, cache_lost: false }),
+            PathState::Down | PathState::Refused => self.input(core, Input::LegLost { leg, announced: false }),
+        }
+    }
+
+    /// Adds a connected replica that is to be rebuilt.
+    pub fn add_leg(self: &Rc<Self>, core: &Core, leg: LegId, replica: mirror_core::ReplicaId, local: bool, chan: Chan) {
+        self.attach(core, leg, replica.to_string(), chan, "rebuilding");
+        self.input(core, Input::AddLeg { leg, replica, local });
+    }
+
+    /// Takes a replica out in order.
+    pub fn remove_leg(self: &Rc<Self>, core: &Core, replica: &str) -> bool {
+        let leg = self.legs.borrow().iter().find(|(_, l)| l.replica == replica).map(|(id, _)| *id);
+        if let Some(leg) = leg {
+            self.input(core, Input::RemoveLeg { leg });
+        }
+        leg.is_some()
+    }
+
+    /// The agent's answer to a swap; false when no such swap is waiting.
+    pub fn swap_answer(self: &Rc<Self>, core: &Core, swap: u64, outcome: SwapOutcome) -> bool {
+        let waiting = {
+            let mut slot = self.swap.borrow_mut();
+            slot.take_if(|p| p.swap.0 == swap)
+        };
+        let Some(pending) = waiting else { return false };
+        core.cancel(pending.timer);
+        self.input(core, Input::SwapAnswer { swap: pending.swap, outcome });
+        true
+    }
+
+    /// Drains, flushes and records the clean close; resolves when that is done or can no longer be.
+    pub fn close(self: &Rc<Self>, core: &Core) -> futures::channel::oneshot::Receiver<()> {
+        let (sender, receiver) = futures::channel::oneshot::channel();
+        if matches!(self.state.get(), State::Closed | State::Stopped) {
+            let _ = sender.send(());
+            return receiver;
+        }
+        self.closing.borrow_mut().push(sender);
+        if self.state.get() == State::Open {
+            self.set_state(core, State::Closing, "closing");
+        }
+        self.input(core, Input::Close);
+        receiver
+    }
+
+    /// Ends the device at once: hosts are answered with a path error, legs are let go.
+    pub fn destroy(self: &Rc<Self>, core: &Core) {
+        if let Some(timer) = self.wake.take() {
+            core.cancel(timer);
+        }
+        if let Some(pending) = self.swap.borrow_mut().take() {
+            core.cancel(pending.timer);
+        }
+        self.state.set(State::Stopped);
+        self.dead.set(true);
+        let hosts: Vec<Io> = self.hosts.borrow_mut().drain().collect();
+        for io in hosts {
+            core.complete(io, Status::INTERNAL_PATH_ERROR);
+        }
+        for (_, leg) in self.legs.borrow_mut().drain() {
+            leg.chan.close(core);
+        }
+        self.closing.borrow_mut().clear();
+    }
+
+    /// The state for RPC answers.
+    pub fn describe(&self) -> Value {
+        let machine = self.machine.borrow();
+        let status = machine.status();
+        let legs: Vec<Value> = self
+            .legs
+            .borrow()
+            .iter()
+            .map(|(id, leg)| {
+                let lost = status.lost.contains(id);
+                json!({ "replica": leg.replica, "bdev_name": leg.chan.bdev().info().name,
+                    "state": if lost { "lost" } else { leg.state }, "copied_blocks": leg.copied,
+                    "total_blocks": status.config.size_blocks })
+            })
+            .collect();
+        json!({ "name": self.name, "state": self.state.get().word(),
+            "config": ConfigJson::of(&status.config, self.block_size), "legs": legs,
+            "pending_swap": self.swap.borrow().as_ref().map(|p| p.value.clone()), "inflight": status.inflight,
+            "frozen": status.frozen, "equalising": status.equalising })
+    }
+
+    /// Takes an I/O of a host.
+    pub fn submit(self: &Rc<Self>, core: &Core, io: Io) {
+        let op = match io.op {
+            IoOp::Read => Op::Read,
+            IoOp::Write { fua } => Op::Write { fua },
+            IoOp::Flush => Op::Flush,
+            IoOp::Unmap => Op::Unmap,
+            IoOp::WriteZeroes => Op::WriteZeroes,
+            IoOp::Reset => return core.complete(io, Status::SUCCESS),
+            IoOp::Compare => return core.complete(io, Status::INVALID_OPCODE.with_dnr()),
+        };
+        if self.state.get() == State::Stopped {
+            return core.complete(io, Status::INTERNAL_PATH_ERROR);
+        }
+        let (lba, Ok(blocks)) = (io.lba, u32::try_from(io.blocks)) else {
+            return core.complete(io, Status::INVALID_FIELD.with_dnr());
+        };
+        let id = HostId(self.hosts.borrow_mut().insert(io) as u64);
+        self.input(core, Input::Host { id, op, lba, blocks });
+    }
+
+    fn input(self: &Rc<Self>, core: &Core, input: Input) {
+        if self.dead.get() {
+            return;
+        }
+        let mut out = Vec::new();
+        self.machine.borrow_mut().apply(core.now(), input, &mut out);
+        for action in out {
+            self.act(core, action);
+        }
+    }
+
+    fn act(self: &Rc<Self>, core: &Core, action: Action) {
+        match action {
+            Action::LegIo { leg, io, op, lba, blocks, payload } => {
+                self.leg_io(core, LegRun { leg, io }, op, (lba, blocks), payload);
+            }
+            Action::HostDone { id, result } => {
+                let io = self.hosts.borrow_mut().try_remove(id.0 as usize);
+                if let Some(io) = io {
+                    core.complete(io, result.map_or_else(host_status, |()| Status::SUCCESS));
+                }
+            }
+            Action::Swap { swap, expect, next, reason } => {
+                let value = json!({ "swap": swap.0, "next": ConfigJson::of(&next, self.block_size),
+                    "expect_config_number": expect.config_number.0, "reason": format!("{reason:?}") });
+                self.ask_swap(core, swap, value);
+            }
+            Action::WakeAt { at } => self.wake_at(core, at),
+            Action::LegDrop { leg, reason } => self.drop_leg(core, leg, reason),
+            Action::Progress { leg, copied, total } => self.progress(core, leg, copied, total),
+            Action::Event(event) => self.tell(core, event),
+            Action::Stopped { reason } => {
+                tracing::warn!(mirror = self.name, ?reason, "mirror stopped");
+                self.finish(core, State::Stopped, &format!("{reason:?}"));
+            }
+            Action::Closed => self.finish(core, State::Closed, "closed"),
+        }
+    }
+
+    fn leg_io(self: &Rc<Self>, core: &Core, run: LegRun, op: Op, (lba, blocks): (u64, u32), payload: Payload) {
+        let (leg, io) = (run.leg, run.io);
+        let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
+        let Some(chan) = chan else {
+            let device = Rc::clone(self);
+            let result = Err(LegError::Gone);
+            return core.defer(move |core| device.input(core, Input::LegDone { leg, io, result }));
+        };
+        // Holes read as zeroes on every replica (rule 5): an unmap is told to legs as zeroes, which frees space too.
+        let (op, blocks) = match op {
+            Op::Read => (IoOp::Read, blocks),
+            Op::Write { fua } => (IoOp::Write { fua }, blocks),
+            Op::Flush => (IoOp::Flush, 0),
+            Op::Unmap | Op::WriteZeroes => (IoOp::WriteZeroes, blocks),
+        };
+        let bufs = match (op, payload) {
+            (IoOp::Read | IoOp::Write { .. }, Payload::Host(id)) => self.host_bufs(id),
+            (IoOp::Read | IoOp::Write { .. }, Payload::Copy(slot)) => self.copy_bufs(slot, blocks),
+            _ => Bufs::new(),
+        };
+        let tag = self.runs.borrow_mut().insert(run) as u64;
+        chan.submit(core, Io::new(op, lba, u64::from(blocks), bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
+    }
+
+    fn host_bufs(&self, id: HostId) -> Bufs {
+        self.hosts.borrow().get(id.0 as usize).map(|io| io.bufs.clone()).unwrap_or_default()
+    }
+
+    fn copy_bufs(&self, slot: CopySlot, blocks: u32) -> Bufs {
+        let window = self.machine_window_bytes();
+        let mut buffers = self.copy_buffers.borrow_mut();
+        let buffer = buffers.entry(slot).or_insert_with(|| Buf::alloc_unpooled(window).into_slice());
+        smallvec::smallvec![buffer.slice(..blocks as usize * self.block_size as usize)]
+    }
+
+    fn machine_window_bytes(&self) -> usize {
+        // Repairs of a host's range use these buffers too, in parts of at most one window.
+        self.machine.borrow().copy_window_blocks() as usize * self.block_size as usize
+    }
+
+    fn wake_at(self: &Rc<Self>, core: &Core, at: Nanos) {
+        if let Some(timer) = self.wake.take() {
+            core.cancel(timer);
+        }
+        let device = Rc::clone(self);
+        let timer = core.after(
+            at.saturating_sub(core.now()),
+            Rc::new(move |core| {
+                device.wake.set(None);
+                device.input(core, Input::Tick);
+            }),
+        );
+        self.wake.set(Some(timer));
+    }
+
+    fn ask_swap(self: &Rc<Self>, core: &Core, swap: SwapId, value: Value) {
+        let device = Rc::clone(self);
+        let unknown = Rc::new(move |core: &Core| {
+            tracing::warn!(mirror = device.name, swap = swap.0, "no answer to a swap in time");
+            device.swap_answer(core, swap.0, SwapOutcome::Unknown);
+        });
+        let timer = core.after(SWAP_DEADLINE_NS, unknown);
+        self.event(core, "swap", value.clone());
+        *self.swap.borrow_mut() = Some(PendingSwap { swap, value, timer });
+    }
+
+    fn drop_leg(&self, core: &Core, leg: LegId, reason: DropReason) {
+        let Some(dropped) = self.legs.borrow_mut().remove(&leg) else { return };
+        dropped.chan.close(core);
+        tracing::warn!(mirror = self.name, replica = dropped.replica, ?reason, "leg dropped");
+        let fields = json!({ "replica": dropped.replica, "state": "out", "reason": format!("{reason:?}") });
+        self.event(core, "leg", fields);
+        let (name, replica) = (self.name.clone(), dropped.replica);
+        core.post(CONTROL, move |core| super::leg_dropped(core, &name, &replica));
+    }
+
+    fn progress(&self, core: &Core, leg: LegId, copied: u64, total: u64) {
+        let mut legs = self.legs.borrow_mut();
+        let Some(leg) = legs.get_mut(&leg) else { return };
+        leg.copied = copied;
+        let fields = json!({ "replica": leg.replica, "copied_blocks": copied, "total_blocks": total });
+        drop(legs);
+        self.event(core, "progress", fields);
+    }
+
+    fn tell(&self, core: &Core, event: Event) {
+        let mut legs = self.legs.borrow_mut();
+        let mut leg_event = |leg: LegId, state: &'static str, keep: bool| {
+            let found = legs.get_mut(&leg)?;
+            if keep {
+                found.state = state;
+            }
+            Some(json!({ "replica": found.replica, "state": state }))
+        };
+        let fields = match event {
+            Event::LegLost { leg } => leg_event(leg, "lost", false),
+            Event::LegBack { leg, .. } => leg_event(leg, "back", false),
+            Event::Joined { leg, .. } => leg_event(leg, "in_sync", true),
+            Event::RebuildStarted { leg, .. } => leg_event(leg, "rebuilding", true),
+            other => {
+                tracing::info!(mirror = self.name, event = ?other, "mirror event");
+                drop(legs);
+                let state = json!({ "state": self.state.get().word(), "reason": format!("{other:?}") });
+                return self.event(core, "mirror_state", state);
+            }
+        };
+        drop(legs);
+        if matches!(event, Event::Joined { .. }) {
+            self.copy_buffers.borrow_mut().clear();
+        }
+        if let Some(fields) = fields {
+            tracing::info!(mirror = self.name, %fields, "leg event");
+            self.event(core, "leg", fields);
+        }
+    }
+
+    fn finish(&self, core: &Core, state: State, reason: &str) {
+        self.set_state(core, state, reason);
+        for waiter in self.closing.borrow_mut().drain(..) {
+            let _ = waiter.send(());
+        }
+    }
+
+    fn set_state(&self, core: &Core, state: State, reason: &str) {
+        self.state.set(state);
+        self.event(core, "mirror_state", json!({ "state": state.word(), "reason": reason }));
+    }
+
+    fn event(&self, core: &Core, kind: &'static str, fields: Value) {
+        let name = self.name.clone();
+        core.post(CONTROL, move |core| core.local(|| EventRing::new(core.clone())).push(kind, &name, fields));
+    }
+}
+
+impl IoSink for Device {
+    fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
+        let run = self.runs.borrow_mut().try_remove(tag as usize);
+        if let Some(LegRun { leg, io }) = run {
+            self.input(core, Input::LegDone { leg, io, result: leg_result(status) });
+        }
+    }
+}
