@@ -1,0 +1,489 @@
+//! A data plane for tests: answers the methods that the agent uses, keeps what it was told, and can be made to fail.
+//!
+//! Sessions are put in by tests ([`FakePlane::connect`]) or by `bdev_nvme_attach_controller` of any fake data plane in
+//! the same [`Fabric`], which obeys allow-lists as a real target does.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::rpc::Framer;
+
+type Answer = Result<Value, (i64, String)>;
+
+/// A subsystem of a fake data plane.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FakeSubsystem {
+    pub(crate) hosts: BTreeSet<String>,
+    pub(crate) sessions: Vec<String>,
+    pub(crate) listeners: Vec<Value>,
+    pub(crate) namespaces: Vec<Value>,
+}
+
+/// A mirror of a fake data plane.
+#[derive(Clone, Debug)]
+pub(crate) struct FakeMirror {
+    pub(crate) state: String,
+    pub(crate) config: Value,
+    pub(crate) legs: Vec<Value>,
+    pub(crate) pending: Option<Value>,
+    pub(crate) next_swap: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct FakeState {
+    pub(crate) instance: String,
+    pub(crate) bdevs: BTreeMap<String, Value>,
+    pub(crate) subsystems: BTreeMap<String, FakeSubsystem>,
+    pub(crate) controllers: BTreeMap<String, Value>,
+    pub(crate) mirrors: BTreeMap<String, FakeMirror>,
+    pub(crate) events: Vec<Value>,
+    /// Every call, in order: method and parameters.
+    pub(crate) calls: Vec<(String, Value)>,
+    /// Methods that fail, with code and words.
+    pub(crate) failing: BTreeMap<String, (i64, String)>,
+    /// Whether removing a host answers at once and leaves its sessions to drain later, as some `spdk_tgt` do.
+    pub(crate) lingering: bool,
+    /// Whether it lacks the `addax_*` methods.
+    pub(crate) stock: bool,
+}
+
+/// Which fake data plane listens at which port.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fabric {
+    targets: Arc<Mutex<BTreeMap<String, FakePlane>>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct FakePlane {
+    pub(crate) state: Arc<Mutex<FakeState>>,
+    pub(crate) changed: Arc<Notify>,
+    pub(crate) socket: PathBuf,
+    fabric: Fabric,
+    life: CancellationToken,
+}
+
+impl FakePlane {
+    /// Serves on a socket in `dir`.
+    pub(crate) fn serve(dir: &Path, stock: bool, fabric: Fabric) -> Self {
+        let socket = dir.join("rpc.sock");
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let instance = uuid::Uuid::new_v4().to_string();
+        let state = FakeState { instance, stock, ..FakeState::default() };
+        let plane = Self {
+            state: Arc::new(Mutex::new(state)),
+            changed: Arc::default(),
+            socket,
+            fabric,
+            life: CancellationToken::new(),
+        };
+        tokio::spawn(plane.clone().accept(listener));
+        plane
+    }
+
+    /// Ends all its connections, as a death of the process does.
+    pub(crate) fn kill(&self) {
+        self.life.cancel();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+
+    async fn accept(self, listener: UnixListener) {
+        loop {
+            tokio::select! {
+                () = self.life.cancelled() => return,
+                stream = listener.accept() => {
+                    tokio::spawn(self.clone().connection(stream.unwrap().0));
+                }
+            }
+        }
+    }
+
+    async fn connection(self, stream: UnixStream) {
+        let (mut read, write) = stream.into_split();
+        let write = Arc::new(tokio::sync::Mutex::new(write));
+        let mut framer = Framer::new();
+        let mut chunk = vec![0_u8; 4096];
+        loop {
+            let count = tokio::select! {
+                () = self.life.cancelled() => return,
+                count = read.read(&mut chunk) => count.unwrap_or(0),
+            };
+            if count == 0 {
+                return;
+            }
+            framer.push(&chunk[..count]);
+            while let Some(request) = framer.next_value().unwrap() {
+                let (plane, write) = (self.clone(), write.clone());
+                tokio::spawn(async move {
+                    let answer = tokio::select! {
+                        () = plane.life.cancelled() => return,
+                        answer = plane.answer(&request) => answer,
+                    };
+                    let body = match answer {
+                        Ok(result) => json!({"jsonrpc": "2.0", "id": request["id"], "result": result}),
+                        Err((code, message)) => {
+                            json!({"jsonrpc": "2.0", "id": request["id"], "error": {"code": code, "message": message}})
+                        }
+                    };
+                    let _ = write.lock().await.write_all(format!("{body}\n").as_bytes()).await;
+                });
+            }
+        }
+    }
+
+    async fn answer(&self, request: &Value) -> Answer {
+        let method = request["method"].as_str().unwrap().to_owned();
+        let params = request["params"].clone();
+        {
+            let mut state = self.state.lock().unwrap();
+            state.calls.push((method.clone(), params.clone()));
+            if let Some(failure) = state.failing.get(&method) {
+                return Err(failure.clone());
+            }
+            if state.stock && method.starts_with("addax_") {
+                return Err((-32601, "Method not found".to_owned()));
+            }
+        }
+        let answer = match method.as_str() {
+            "addax_wait_events" => self.wait_events(&params).await,
+            "addax_mirror_close" => self.close_mirror(&params).await,
+            "bdev_nvme_attach_controller" => self.attach(&params),
+            _ => self.state.lock().unwrap().call(&method, &params),
+        };
+        self.changed.notify_waiters();
+        answer
+    }
+
+    fn attach(&self, params: &Value) -> Answer {
+        let target = {
+            let key = address_key(&params["traddr"], &params["trsvcid"]);
+            self.fabric.targets.lock().unwrap().get(&key).cloned()
+        };
+        let target = target.ok_or((-5, "Input/output error".to_owned()))?;
+        let host = params["hostnqn"].as_str().unwrap();
+        if target.life.is_cancelled() || !target.connect(params["subnqn"].as_str().unwrap(), host) {
+            return Err((-5, "Input/output error".to_owned()));
+        }
+        let name = params["name"].as_str().unwrap();
+        let mut state = self.state.lock().unwrap();
+        state.controllers.insert(name.to_owned(), params.clone());
+        state.bdevs.insert(
+            format!("{name}n1"),
+            json!({"name": format!("{name}n1"), "product_name": "NVMe disk",
+            "block_size": 4096, "num_blocks": 256}),
+        );
+        Ok(json!([format!("{name}n1")]))
+    }
+
+    /// A host connects; false when it is not allowed.
+    pub(crate) fn connect(&self, nqn: &str, host: &str) -> bool {
+        let mut state = self.state.lock().unwrap();
+        match state.subsystems.get_mut(nqn) {
+            Some(subsystem) if subsystem.hosts.contains(host) => {
+                subsystem.sessions.push(host.to_owned());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The last session of a subsystem ends by itself.
+    pub(crate) fn drain(&self, nqn: &str) {
+        self.state.lock().unwrap().subsystems.get_mut(nqn).unwrap().sessions.clear();
+        self.changed.notify_waiters();
+    }
+
+    /// Registers where it listens, so that other fake data planes reach it.
+    pub(crate) fn listen_at(&self, traddr: &str, trsvcid: u16) {
+        let key = format!("{traddr}:{trsvcid}");
+        self.fabric.targets.lock().unwrap().insert(key, self.clone());
+    }
+
+    /// Waits until something holds.
+    pub(crate) async fn wait_until(&self, what: &str, mut holds: impl FnMut(&FakeState) -> bool) {
+        let wait = async {
+            loop {
+                let notified = self.changed.notified();
+                if holds(&self.state.lock().unwrap()) {
+                    return;
+                }
+                let _ = tokio::time::timeout(Duration::from_millis(20), notified).await;
+            }
+        };
+        let late = tokio::time::timeout(Duration::from_secs(30), wait).await;
+        assert!(late.is_ok(), "never: {what}; state {:#?}", self.state.lock().unwrap());
+    }
+
+    /// The mirror asks for a swap.
+    pub(crate) fn ask_swap(&self, name: &str, change: impl FnOnce(&mut Value)) {
+        {
+            let mut state = self.state.lock().unwrap();
+            let mirror = state.mirrors.get_mut(name).unwrap();
+            let mut next = mirror.config.clone();
+            change(&mut next);
+            let swap = mirror.next_swap;
+            mirror.next_swap += 1;
+            let pending = json!({"swap": swap, "next": next, "reason": "test"});
+            mirror.pending = Some(pending.clone());
+            let mut event = pending;
+            event["type"] = json!("swap");
+            event["name"] = json!(name);
+            state.event(event);
+        }
+        self.changed.notify_waiters();
+    }
+
+    async fn wait_events(&self, params: &Value) -> Answer {
+        let after = usize::try_from(params["after"].as_u64().unwrap()).unwrap();
+        let wait = Duration::from_millis(params["timeout_ms"].as_u64().unwrap());
+        let poll = async {
+            loop {
+                let notified = self.changed.notified();
+                {
+                    let state = self.state.lock().unwrap();
+                    if state.events.len() > after {
+                        return json!({"events": &state.events[after..], "next": state.events.len()});
+                    }
+                }
+                let _ = tokio::time::timeout(Duration::from_millis(20), notified).await;
+            }
+        };
+        Ok(tokio::time::timeout(wait, poll).await.unwrap_or_else(|_| json!({"events": [], "next": after})))
+    }
+
+    async fn close_mirror(&self, params: &Value) -> Answer {
+        let name = params["name"].as_str().unwrap();
+        if !self.state.lock().unwrap().mirrors.contains_key(name) {
+            return Err((-19, "No such device".to_owned()));
+        }
+        self.ask_swap(name, |next| next["clean"] = json!(true));
+        loop {
+            let notified = self.changed.notified();
+            {
+                let mut state = self.state.lock().unwrap();
+                let mirror = state.mirrors.get_mut(name).unwrap();
+                if mirror.pending.is_none() {
+                    mirror.state = "closed".to_owned();
+                    return Ok(json!(true));
+                }
+            }
+            let _ = tokio::time::timeout(Duration::from_millis(20), notified).await;
+        }
+    }
+}
+
+fn address_key(traddr: &Value, trsvcid: &Value) -> String {
+    format!("{}:{}", traddr.as_str().unwrap(), trsvcid.as_str().unwrap())
+}
+
+const METHODS: &[&str] = &[
+    "rpc_get_methods",
+    "spdk_get_version",
+    "framework_wait_init",
+    "nvmf_get_transports",
+    "nvmf_create_transport",
+    "bdev_get_bdevs",
+    "bdev_uring_create",
+    "bdev_uring_delete",
+    "nvmf_get_subsystems",
+    "nvmf_create_subsystem",
+    "nvmf_delete_subsystem",
+    "nvmf_subsystem_add_ns",
+    "nvmf_subsystem_add_listener",
+    "nvmf_subsystem_add_host",
+    "nvmf_subsystem_remove_host",
+    "nvmf_subsystem_get_controllers",
+    "nvmf_subsystem_get_qpairs",
+    "bdev_nvme_attach_controller",
+    "bdev_nvme_detach_controller",
+    "bdev_nvme_get_controllers",
+];
+const OWN_METHODS: &[&str] = &["addax_get_info", "addax_mirror_create", "addax_wait_events"];
+
+impl FakeState {
+    fn event(&mut self, mut event: Value) {
+        event["seq"] = json!(self.events.len() + 1);
+        self.events.push(event);
+    }
+
+    /// Methods called so far that contain a part of a name.
+    pub(crate) fn called(&self, part: &str) -> Vec<String> {
+        self.calls.iter().map(|(method, _)| method.clone()).filter(|method| method.contains(part)).collect()
+    }
+
+    fn subsystem(&mut self, nqn: &Value) -> Result<&mut FakeSubsystem, (i64, String)> {
+        let nqn = nqn.as_str().unwrap();
+        let absent = || (-32602, format!("Subsystem with NQN '{nqn}' not found"));
+        self.subsystems.get_mut(nqn).ok_or_else(absent)
+    }
+
+    fn call(&mut self, method: &str, params: &Value) -> Answer {
+        let yes = Ok(json!(true));
+        let name = params["name"].as_str().unwrap_or_default().to_owned();
+        match method {
+            "rpc_get_methods" => {
+                let own: &[&str] = if self.stock { &[] } else { OWN_METHODS };
+                Ok(json!([METHODS, own].concat()))
+            }
+            "spdk_get_version" => Ok(json!({"version": "fake 1"})),
+            "framework_wait_init" | "nvmf_create_transport" => yes,
+            "addax_get_info" => Ok(json!({"engine_instance": self.instance, "version": "0", "features": ["mirror"]})),
+            "nvmf_get_transports" => Ok(json!([])),
+            "bdev_get_bdevs" => match self.bdevs.get(&name) {
+                Some(bdev) => Ok(json!([bdev])),
+                None => Err((-19, "No such device".to_owned())),
+            },
+            "bdev_uring_create" => {
+                let length = std::fs::metadata(params["filename"].as_str().unwrap()).unwrap().len();
+                let bdev = json!({"name": name, "product_name": "URING bdev", "block_size": 4096,
+                    "num_blocks": length / 4096, "uuid": params["uuid"]});
+                self.bdevs.insert(name.clone(), bdev);
+                Ok(json!(name))
+            }
+            "bdev_uring_delete" => match self.bdevs.remove(&name) {
+                Some(_) => yes,
+                None => Err((-19, "No such device".to_owned())),
+            },
+            "bdev_nvme_detach_controller" => match self.controllers.remove(&name) {
+                Some(_) => {
+                    self.bdevs.remove(&format!("{name}n1"));
+                    yes
+                }
+                None => Err((-19, "No such device".to_owned())),
+            },
+            "bdev_nvme_get_controllers" => {
+                Ok(self.controllers.keys().map(|name| json!({"name": name, "ctrlrs": []})).collect())
+            }
+            _ if method.starts_with("nvmf_") => self.call_nvmf(method, params),
+            _ => self.call_mirror(method, params, &name),
+        }
+    }
+
+    fn call_nvmf(&mut self, method: &str, params: &Value) -> Answer {
+        let yes = Ok(json!(true));
+        let nqn = &params["nqn"];
+        let host = params["host"].as_str().unwrap_or_default().to_owned();
+        let lingering = self.lingering;
+        match method {
+            "nvmf_get_subsystems" => {
+                let entry = |(nqn, subsystem): (&String, &FakeSubsystem)| {
+                    let hosts: Vec<Value> = subsystem.hosts.iter().map(|host| json!({"nqn": host})).collect();
+                    json!({"nqn": nqn, "allow_any_host": false, "hosts": hosts,
+                        "listen_addresses": subsystem.listeners, "namespaces": subsystem.namespaces})
+                };
+                Ok(self.subsystems.iter().map(entry).collect())
+            }
+            "nvmf_create_subsystem" => {
+                self.subsystems.insert(nqn.as_str().unwrap().to_owned(), FakeSubsystem::default());
+                yes
+            }
+            "nvmf_delete_subsystem" => {
+                self.subsystem(nqn)?;
+                self.subsystems.remove(nqn.as_str().unwrap());
+                yes
+            }
+            "nvmf_subsystem_add_ns" => {
+                let mut namespace = params["namespace"].clone();
+                namespace["nsid"] = json!(1);
+                self.subsystem(nqn)?.namespaces.push(namespace);
+                Ok(json!(1))
+            }
+            "nvmf_subsystem_add_listener" => {
+                self.subsystem(nqn)?.listeners.push(params["listen_address"].clone());
+                yes
+            }
+            "nvmf_subsystem_add_host" => match self.subsystem(nqn)?.hosts.insert(host) {
+                true => yes,
+                false => Err((-32603, "Internal error".to_owned())),
+            },
+            "nvmf_subsystem_remove_host" => {
+                let subsystem = self.subsystem(nqn)?;
+                if !subsystem.hosts.remove(&host) {
+                    return Err((-32603, "Internal error".to_owned()));
+                }
+                if !lingering {
+                    subsystem.sessions.retain(|session| *session != host);
+                }
+                yes
+            }
+            "nvmf_subsystem_get_controllers" | "nvmf_subsystem_get_qpairs" => {
+                Ok(self.subsystem(nqn)?.sessions.iter().map(|host| json!({"cntlid": 1, "hostnqn": host})).collect())
+            }
+            _ => Err((-32601, "Method not found".to_owned())),
+        }
+    }
+
+    fn call_mirror(&mut self, method: &str, params: &Value, name: &str) -> Answer {
+        let yes = Ok(json!(true));
+        let absent = || (-19, "No such device".to_owned());
+        match method {
+            "addax_mirror_create" => {
+                let in_sync: Vec<String> = serde_json::from_value(params["config"]["in_sync"].clone()).unwrap();
+                let leg = |leg: &Value| {
+                    let member = in_sync.iter().any(|name| leg["replica"] == json!(name));
+                    let state = if member { "in_sync" } else { "rebuilding" };
+                    json!({"replica": leg["replica"], "bdev_name": leg["bdev_name"], "state": state})
+                };
+                let legs = params["legs"].as_array().unwrap().iter().map(leg).collect();
+                let config = params["config"].clone();
+                let mirror = FakeMirror { state: "open".to_owned(), config, legs, pending: None, next_swap: 1 };
+                self.mirrors.insert(name.to_owned(), mirror);
+                Ok(json!(name))
+            }
+            "addax_mirror_get" => {
+                let entry = |(name, mirror): (&String, &FakeMirror)| {
+                    json!({"name": name, "volume": name, "state": mirror.state, "config": mirror.config,
+                        "legs": mirror.legs, "pending_swap": mirror.pending})
+                };
+                Ok(self.mirrors.iter().map(entry).collect())
+            }
+            "addax_mirror_add_leg" => {
+                let mirror = self.mirrors.get_mut(name).ok_or_else(absent)?;
+                mirror.legs.push(json!({"replica": params["replica"], "bdev_name": params["bdev_name"],
+                    "state": "rebuilding"}));
+                yes
+            }
+            "addax_mirror_remove_leg" => {
+                let mirror = self.mirrors.get_mut(name).ok_or_else(absent)?;
+                mirror.legs.retain(|leg| leg["replica"] != params["replica"]);
+                yes
+            }
+            "addax_mirror_swap_answer" => {
+                let mirror = self.mirrors.get_mut(name).ok_or_else(absent)?;
+                let pending = mirror.pending.take().ok_or((-22, "no such swap".to_owned()))?;
+                match params["outcome"].as_str().unwrap() {
+                    "committed" => mirror.config = pending["next"].clone(),
+                    "refused" => mirror.state = "stopped".to_owned(),
+                    // Asked again under a new number, as the core does.
+                    _ => {
+                        let mut again = pending;
+                        again["swap"] = json!(mirror.next_swap);
+                        mirror.next_swap += 1;
+                        mirror.pending = Some(again.clone());
+                        again["type"] = json!("swap");
+                        again["name"] = json!(name);
+                        self.event(again);
+                        return yes;
+                    }
+                }
+                let state = mirror.state.clone();
+                self.event(json!({"type": "mirror_state", "name": name, "state": state, "reason": "answer"}));
+                yes
+            }
+            "addax_mirror_delete" => match self.mirrors.remove(name) {
+                Some(_) => yes,
+                None => Err(absent()),
+            },
+            _ => Err((-32601, "Method not found".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! A replica's export: the file's device, its subsystem, its listener, its allow-list.
+//!
+//! *What it is.* Steps on a data plane that make the wanted objects out of whatever is there, and the drain that comes
+//! before every new session.
+//!
+//! *Invariants.* A subsystem is made without hosts. [`drain`] returns only when no session and no queue pair of the
+//! subsystem is left, so nothing of an older engine can reach the disk any more (rule 13). It asks the data plane
+//! for that itself as well as trusting `nvmf_subsystem_remove_host`, since not every `spdk_tgt` waits there.
+//!
+//! *When things fail.* Every step can be repeated from any intermediate state.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use addax_api::nqn::replica_nqn;
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use super::DRAIN_DEADLINE;
+use crate::error::AgentError;
+use crate::rpc::{Client, Listener, RpcError};
+use crate::state::{BLOCK_SIZE, ReplicaRecord};
+use crate::supervise::Plane;
+
+const DRAIN_POLL: Duration = Duration::from_millis(20);
+
+/// Name of a replica's device.
+pub(super) fn bdev_name(replica: &str) -> String {
+    format!("r.{replica}")
+}
+
+/// Makes the export of a replica, with nobody but `keep` on its allow-list.
+pub(super) async fn make(
+    plane: &Plane,
+    record: &ReplicaRecord,
+    image: &Path,
+    address: SocketAddr,
+    keep: Option<&str>,
+) -> Result<(), AgentError> {
+    let client = &plane.client;
+    let (bdev, nqn) = (bdev_name(&record.replica), replica_nqn(&record.replica));
+    make_bdev(plane, record, image, &bdev).await?;
+    if client.find_subsystem(&nqn).await?.is_none() {
+        client.nvmf_create_subsystem(&nqn, &serial(&record.uuid), "Addax Replica").await?;
+    }
+    let found = client.find_subsystem(&nqn).await?;
+    let found =
+        found.ok_or_else(|| AgentError::Internal(format!("subsystem {nqn} is not there after its creation")))?;
+    drain(client, &nqn, found.hosts(), keep).await?;
+    if found.namespaces.is_empty() {
+        // A UUID that differs from the device's: the data plane of this node may attach the namespace itself.
+        client.nvmf_subsystem_add_ns(&nqn, &bdev, Uuid::new_v5(&record.uuid, b"namespace")).await?;
+    }
+    let listener = Listener::tcp(address);
+    if !found.listens(&listener) {
+        client.nvmf_subsystem_add_listener(&nqn, &listener).await?;
+    }
+    Ok(())
+}
+
+async fn make_bdev(plane: &Plane, record: &ReplicaRecord, image: &Path, bdev: &str) -> Result<(), AgentError> {
+    if let Some(found) = plane.client.find_bdev(bdev).await? {
+        let size = found.num_blocks * u64::from(found.block_size);
+        if size == record.size {
+            return Ok(());
+        }
+        let text = format!("device {bdev} has {size} bytes; the replica has {}", record.size);
+        return Err(AgentError::Damaged(text));
+    }
+    let file = image.to_str().ok_or_else(|| AgentError::Internal(format!("{}: not UTF-8", image.display())))?;
+    let uuid = record.uuid.to_string();
+    Ok(plane.client.create_file_bdev(plane.has_uring(), bdev, file, BLOCK_SIZE, &uuid).await?)
+}
+
+/// Takes the export away: nobody is left, and the file is closed.
+pub(super) async fn unmake(plane: &Plane, replica: &str) -> Result<(), AgentError> {
+    plane.client.nvmf_delete_subsystem(&replica_nqn(replica)).await?;
+    Ok(plane.client.delete_file_bdev(plane.has_uring(), &bdev_name(replica)).await?)
+}
+
+/// Ends and drains every session of a replica and lets nobody in.
+pub(super) async fn drain_all(plane: &Plane, replica: &str) -> Result<(), AgentError> {
+    let nqn = replica_nqn(replica);
+    let found = plane.client.find_subsystem(&nqn).await?;
+    let found = found.ok_or_else(|| AgentError::Unavailable(format!("replica '{replica}' is not exported")))?;
+    drain(&plane.client, &nqn, found.hosts(), None).await
+}
+
+/// Lets one host in.
+pub(super) async fn allow(plane: &Plane, replica: &str, host: &str) -> Result<(), AgentError> {
+    Ok(plane.client.nvmf_subsystem_add_host(&replica_nqn(replica), host).await?)
+}
+
+/// Ends all sessions but those of `keep`. Sessions of hosts that were removed before count too: an agent that was killed
+/// between removing a host and the end of its sessions must not forget them.
+async fn drain(client: &Client, nqn: &str, hosts: BTreeSet<String>, keep: Option<&str>) -> Result<(), AgentError> {
+    let end = Instant::now() + DRAIN_DEADLINE;
+    for host in hosts.iter().filter(|host| Some(host.as_str()) != keep) {
+        client.nvmf_subsystem_remove_host(nqn, host, DRAIN_DEADLINE).await?;
+    }
+    while !is_drained(client, nqn, keep).await? {
+        if Instant::now() >= end {
+            return Err(AgentError::Unavailable(format!(
+                "old sessions of {nqn} were not drained within {DRAIN_DEADLINE:?}; their I/O may still reach the disk"
+            )));
+        }
+        sleep(DRAIN_POLL).await;
+    }
+    Ok(())
+}
+
+async fn is_drained(client: &Client, nqn: &str, keep: Option<&str>) -> Result<bool, RpcError> {
+    let kept = |host: &String| Some(host.as_str()) == keep;
+    let controllers = client.nvmf_subsystem_get_controllers(nqn).await?;
+    if !controllers.iter().all(|controller| kept(&controller.hostnqn)) {
+        return Ok(false);
+    }
+    Ok(client.nvmf_subsystem_qpair_hosts(nqn).await?.iter().all(kept))
+}
+
+/// A serial number: NVMe has room for 20 characters.
+pub(crate) fn serial(uuid: &Uuid) -> String {
+    uuid.simple().to_string().chars().take(20).collect()
+}

@@ -1,0 +1,100 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::fake_plane::{Fabric, FakePlane};
+use std::path::Path;
+
+/// Connects to a fake data plane as the supervisor does.
+pub(crate) async fn greet(socket: &Path) -> Plane {
+    let config = Supervision::new(PathBuf::new(), Vec::new(), socket.to_owned(), PathBuf::new());
+    let (status, _) = watch::channel(PlaneStatus::default());
+    let supervisor = Supervisor { config, status, child: None, starts: 0 };
+    let (client, process) = connect(socket).await.unwrap();
+    supervisor.greet(client, process).await.unwrap()
+}
+
+/// The program of the tests below: this very test binary, serving a fake data plane until it is killed.
+#[test]
+#[ignore = "run as a child by the other tests"]
+fn fake_plane_main() {
+    let Ok(dir) = std::env::var("ADDAX_FAKE_PLANE_DIR") else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let _plane = FakePlane::serve(Path::new(&dir), false, Fabric::default());
+        tokio::time::sleep(Duration::from_secs(120)).await;
+    });
+}
+
+fn supervision(dir: &Path) -> Supervision {
+    let exe = std::env::current_exe().unwrap();
+    let script = format!(
+        "ADDAX_FAKE_PLANE_DIR={} exec {} --exact supervise::tests::fake_plane_main --ignored",
+        dir.display(),
+        exe.display()
+    );
+    let args = vec!["-c".to_owned(), script];
+    Supervision {
+        ping_interval: Duration::from_millis(50),
+        ping_deadline: Duration::from_millis(500),
+        ping_misses: 2,
+        pause_max: Duration::from_millis(200),
+        ..Supervision::new("/bin/sh".into(), args, dir.join("rpc.sock"), dir.to_owned())
+    }
+}
+
+async fn up(status: &mut watch::Receiver<PlaneStatus>, not: &str) -> Arc<Plane> {
+    let wait = status.wait_for(|s| s.plane.as_ref().is_some_and(|plane| plane.instance != not));
+    let status = tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap().unwrap();
+    status.plane.clone().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_or_hung_data_plane_is_restarted_and_a_living_one_adopted() {
+    let dir = tempfile::tempdir().unwrap();
+    let shutdown = CancellationToken::new();
+    let mut status = start(supervision(dir.path()), shutdown.clone());
+    let first = up(&mut status, "").await;
+    assert!(first.has_mirror() && first.has_uring());
+    assert_eq!(status.borrow().restarts, 0);
+
+    first.process.signal(Signal::SIGKILL);
+    let second = up(&mut status, &first.instance).await;
+    assert_ne!(second.process, first.process);
+    assert_eq!(status.borrow().restarts, 1);
+    assert!(first.client.is_closed());
+
+    second.process.signal(Signal::SIGSTOP);
+    let third = up(&mut status, &second.instance).await;
+    assert!(!second.process.is_alive(), "the hung process was not ended");
+
+    // The agent ends; the data plane does not; the next agent finds it.
+    shutdown.cancel();
+    let again = CancellationToken::new();
+    let mut status = start(supervision(dir.path()), again.clone());
+    let adopted = up(&mut status, "").await;
+    assert_eq!((adopted.process, &adopted.instance), (third.process, &third.instance));
+    assert_eq!(status.borrow().restarts, 0);
+    again.cancel();
+    assert!(stop_data_plane(dir.path(), Duration::from_secs(10)).await);
+    assert!(!third.process.is_alive());
+    assert!(stop_data_plane(dir.path(), Duration::from_secs(10)).await, "none is left to stop");
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_start_is_tried_for_ever_and_the_reason_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = Supervision { program: "/no/such/engine".into(), ..supervision(dir.path()) };
+    let shutdown = CancellationToken::new();
+    let mut status = start(missing, shutdown.clone());
+    for _ in 0..4 {
+        status.changed().await.unwrap();
+    }
+    assert!(status.borrow().reason.contains("/no/such/engine"));
+    shutdown.cancel();
+    let failing =
+        Supervision { args: vec!["-c".into(), "echo wrong option; exit 1".into()], ..supervision(dir.path()) };
+    let shutdown = CancellationToken::new();
+    let mut status = start(failing, shutdown.clone());
+    let told = status.wait_for(|s| s.reason.contains("wrong option"));
+    tokio::time::timeout(Duration::from_secs(30), told).await.unwrap().unwrap();
+    shutdown.cancel();
+}
