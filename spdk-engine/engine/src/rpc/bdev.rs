@@ -126,7 +126,8 @@ pub fn bdev_object(app: &App, entry: &Entry) -> Value {
     }
     object["zoned"] = json!(false);
     object["supported_io_types"] = io_types(info.io_types);
-    object["driver_specific"] = entry.bdev.driver_specific();
+    object["driver_specific"] =
+        crate::raid::driver_specific(app, &info.name).unwrap_or_else(|| entry.bdev.driver_specific());
     object
 }
 
