@@ -290,12 +290,12 @@ impl Link {
             }
             common.plen = (out.len as u32).saturating_add(data_len).saturating_add(trailer);
         }
-        let mut fields = [0; MAX_HEADER_SIZE];
-        fields[..COMMON_HEADER_SIZE].copy_from_slice(&common.encode());
-        pdu.put_fields(&mut fields);
-        let (header, rest) = out.bytes.split_at_mut(usize::from(hlen));
-        header.copy_from_slice(&fields[..usize::from(hlen)]);
+        if let Some(fields) = out.bytes.first_chunk_mut::<MAX_HEADER_SIZE>() {
+            fields[..COMMON_HEADER_SIZE].copy_from_slice(&common.encode());
+            pdu.put_fields(fields);
+        }
         if header_digest {
+            let (header, rest) = out.bytes.split_at_mut(usize::from(hlen));
             rest[..DIGEST_SIZE].copy_from_slice(&crc32c(header).to_le_bytes());
         }
         out

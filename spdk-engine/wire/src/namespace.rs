@@ -341,7 +341,7 @@ impl NamespaceIds {
                 NIDT_EUI64 => ids.eui64 = id.try_into().ok().or(ids.eui64),
                 NIDT_NGUID => ids.nguid = id.try_into().ok().or(ids.nguid),
                 NIDT_UUID => ids.uuid = Uuid::from_slice(id).ok().or(ids.uuid),
-                NIDT_CSI => ids.csi = id.first().copied(),
+                NIDT_CSI => ids.csi = <[u8; 1]>::try_from(id).ok().map(|[csi]| csi).or(ids.csi),
                 _ => {}
             }
         }

@@ -18,6 +18,7 @@ use nvme_wire::{NulPadded, SpacePadded};
 macro_rules! integers {
     ($name:ident: $ty:ident, $($offset:literal $field:ident)*) => {
         #[test]
+        #[allow(clippy::useless_vec)] // Some of the structures are pages.
         fn $name() {
             $({
                 let mut data = $ty::default();
@@ -42,6 +43,7 @@ macro_rules! integers {
 macro_rules! others {
     ($name:ident: $ty:ident, $($offset:literal $field:ident = $value:expr => $raw:expr;)*) => {
         #[test]
+        #[allow(clippy::useless_vec, clippy::needless_update)] // Not so for those with more bytes or fields.
         fn $name() {
             $({
                 let data = $ty { $field: $value, ..$ty::default() };

@@ -157,6 +157,8 @@ fn identifiers_come_in_order_without_the_zero_ones() {
 
 #[test]
 fn odd_identifiers_are_skipped() {
+    // A command set must be one byte, even when that byte would be the first of more.
+    assert_eq!(NamespaceIds::parse(&[4, 4, 0, 0, 0, 3, 0, 0]), NamespaceIds::default());
     // An unknown kind, a UUID of the wrong length, then a good EUI64 and one cut short.
     let bytes = [9, 2, 0, 0, 1, 1, 3, 2, 0, 0, 1, 1, 1, 8, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 2, 16, 0, 0, 1];
     let ids = NamespaceIds::parse(&bytes);
