@@ -167,6 +167,19 @@ fn alignment_pads_after_the_header_digest() {
 }
 
 #[test]
+fn each_direction_has_its_own_alignment() {
+    let request = IcReq { hpda: 0, ..IcReq::default() };
+    let mut host = Link::new(Role::Host);
+    host.established(&request, &IcResp { cpda: 7, maxh2cdata: 4096, ..IcResp::default() }).unwrap();
+    assert_eq!(host.max_h2c_data(), 4096);
+    // What the host sends starts at a multiple of 32 bytes; what it receives may start anywhere.
+    assert_eq!(host.encode(&Pdu::H2cData(H2cData::default()), 1).len(), 32);
+    assert_eq!(refusal(&host, 7, 24, 27, 27), Some((1, 4)), "no data left");
+    let common = CommonHeader { pdu_type: 7, flags: 0, hlen: 24, pdo: 27, plen: 28 };
+    assert_eq!(host.check_common(&common).map(|layout| (layout.data_offset, layout.data_len)), Ok((27, 1)));
+}
+
+#[test]
 fn controller_refuses_types_out_of_order() {
     let fresh = Link::new(Role::Controller);
     for kind in (1..=255u8).filter(|kind| *kind != 0) {

@@ -132,15 +132,15 @@ fn discovery_page_as_bytes() {
 fn extended_discovery_page_carries_attributes() {
     let log = DiscoveryLog { genctr: 1, entries: vec![entry(4420), entry(4421)] };
     let label = |index: usize| match index {
-        0 => vec![ExtendedAttribute { kind: exattype::ADMIN_LABEL, value: b"label".to_vec() }],
+        0 => vec![ExtendedAttribute { kind: exattype::ADMIN_LABEL, value: b"label-1 x".to_vec() }],
         _ => vec![],
     };
     let bytes = log.encode_extended(label);
-    assert_eq!(bytes.len(), 1024 + (1024 + 8 + 4 + 8) + (1024 + 8));
+    assert_eq!(bytes.len(), 1024 + (1024 + 8 + 4 + 12) + (1024 + 8));
     assert_eq!(bytes[18], 1);
     assert_eq!(bytes[20..24], (bytes.len() as u32).to_le_bytes());
-    assert_eq!(bytes[2048..2056], [0x14, 4, 0, 0, 1, 0, 0, 0]);
-    assert_eq!(bytes[2056..2068], [2, 0, 8, 0, b'l', b'a', b'b', b'e', b'l', 0, 0, 0]);
+    assert_eq!(bytes[2048..2056], [0x18, 4, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(&bytes[2056..2072], b"\x02\0\x0C\0label-1 x\0\0\0");
     assert_eq!(DiscoveryLog::parse(&bytes), Ok(log));
 }
 
