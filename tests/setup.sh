@@ -12,6 +12,7 @@ need nvme nvme-cli
 need mke2fs e2fsprogs
 need fio fio
 need openssl openssl
+need xz xz-utils
 # The guest's shell must not need libraries, so another build of the same program will not do.
 dpkg-query -W -f '${Status}' busybox-static 2>/dev/null | grep -q 'ok installed' ||
 	missing="$missing busybox-static"

@@ -5,19 +5,18 @@
 //! tools are copied with their shared libraries. Both steps happen once; later calls find the result. The cache
 //! folder is `$ADDAX_CACHE`, or `target/guest-cache` of this workspace. Entries are made beside their final
 //! name and renamed, under a file lock, so test programs that start together build each of them once and never
-//! see half of one. A kernel already in the cache is used without asking the package registry again.
+//! see half of one.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::cpio;
+use super::{cpio, kernel};
 
 /// Kernel modules in the image, by file name without suffix; their dependencies come along.
 const MODULES: &[&str] = &[
@@ -50,7 +49,7 @@ const HOST_ID: &str = "5c8a3f6e-0d4b-4f0e-9a43-6b1f0f2f7a01\n";
 /// A bootable pair of files.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// Compressed kernel, for `-kernel`.
+    /// Kernel, for `-kernel`.
     pub kernel: PathBuf,
     /// First root file system, for `-initrd`.
     pub initrd: PathBuf,
@@ -95,15 +94,14 @@ pub fn cached(name: &str, build: impl FnOnce(&Path) -> Result<()>) -> Result<Pat
 /// # Errors
 /// When a tool is not installed (`tests/setup.sh` installs them), or the kernel package cannot be had.
 pub fn build(extra_tools: &[String]) -> Result<Image> {
-    let package = cached("kernel", unpack_kernel)?;
-    let release = kernel_release(&package)?;
+    let kernel = kernel::build()?;
     let tools = find_tools(extra_tools)?;
-    let name = format!("initrd-{:016x}", image_key(&release, &tools)?);
+    let name = format!("initrd-{:016x}", image_key(&kernel.release, &tools)?);
     let initrd = cached(&name, |path| {
         let file = BufWriter::new(File::create(path)?);
-        write_initrd(&package, &release, &tools, file)
+        write_initrd(&kernel.package, &kernel.release, &tools, file)
     })?;
-    Ok(Image { kernel: package.join("boot").join(format!("vmlinuz-{release}")), initrd, release })
+    Ok(Image { kernel: kernel.elf, initrd, release: kernel.release })
 }
 
 fn remove(path: &Path) -> Result<()> {
@@ -115,37 +113,6 @@ fn remove(path: &Path) -> Result<()> {
         Ok(())
     };
     gone.with_context(|| format!("cannot remove {}", path.display()))
-}
-
-/// Downloads and unpacks the kernel package that the distribution's `linux-image-amd64` stands for.
-fn unpack_kernel(target: &Path) -> Result<()> {
-    let record = output(Command::new("apt-cache").args(["show", "--no-all-versions", "linux-image-amd64"]))?;
-    let package = record
-        .lines()
-        .filter_map(|line| line.strip_prefix("Depends: "))
-        .flat_map(|names| names.split([',', ' ']))
-        .find(|name| name.starts_with("linux-image-") && *name != "linux-image-amd64")
-        .context("linux-image-amd64 names no kernel package; run `apt-get update`")?
-        .to_owned();
-    let download = tempfile::tempdir()?;
-    // Without this the downloader, which gives up its rights, warns that it cannot write into the folder.
-    fs::set_permissions(download.path(), fs::Permissions::from_mode(0o777))?;
-    output(Command::new("apt-get").args(["download", "-qq", &package]).current_dir(download.path()))?;
-    let archive = fs::read_dir(download.path())?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.extension().is_some_and(|suffix| suffix == "deb"))
-        .with_context(|| format!("no package file after downloading {package}"))?;
-    output(Command::new("dpkg-deb").arg("-x").args([&archive, target]))?;
-    let release = kernel_release(target)?;
-    output(Command::new("busybox").args(["depmod", "-b"]).arg(target).arg(&release))?;
-    Ok(())
-}
-
-fn kernel_release(package: &Path) -> Result<String> {
-    fs::read_dir(package.join("boot"))?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .find_map(|name| name.strip_prefix("vmlinuz-").map(str::to_owned))
-        .with_context(|| format!("no kernel in {}", package.display()))
 }
 
 fn find_tools(extra: &[String]) -> Result<Vec<PathBuf>> {
@@ -326,7 +293,7 @@ fn file_name(path: &Path) -> Result<String> {
 }
 
 /// Runs a host command to its end and returns what it printed.
-fn output(command: &mut Command) -> Result<String> {
+pub(super) fn output(command: &mut Command) -> Result<String> {
     let done = command.output().with_context(|| format!("cannot start {command:?}"))?;
     if !done.status.success() {
         bail!("{command:?} failed with {}: {}", done.status, String::from_utf8_lossy(&done.stderr).trim());

@@ -14,6 +14,7 @@ pub mod channel;
 mod cpio;
 pub mod forward;
 pub mod image;
+mod kernel;
 pub mod nvme;
 pub mod scenario;
 
