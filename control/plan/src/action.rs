@@ -147,6 +147,12 @@ pub enum Action {
         /// What to delete.
         object: ObjectRef,
     },
+    /// Read the object from the API server itself, not from a cache, and end the pass as after a conflict if its
+    /// version is not the one of the reference. It stands before what cannot be taken back.
+    Confirm {
+        /// What must not have changed.
+        object: ObjectRef,
+    },
     /// Call a node's agent.
     Agent {
         /// The node.

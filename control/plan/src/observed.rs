@@ -354,16 +354,20 @@ impl<T: Tabled> Table<T> {
     }
 
     /// The objects that belong to the volume, by name.
-    pub fn of_volume(&self, volume: &str) -> impl Iterator<Item = &T> {
+    pub fn of_volume<'a>(&'a self, volume: &str) -> impl Iterator<Item = &'a T> + use<'a, T> {
         self.pick(&self.by_volume, volume)
     }
 
     /// The objects that stand on the node, by name.
-    pub fn on_node(&self, node: &str) -> impl Iterator<Item = &T> {
+    pub fn on_node<'a>(&'a self, node: &str) -> impl Iterator<Item = &'a T> + use<'a, T> {
         self.pick(&self.by_node, node)
     }
 
-    fn pick<'a>(&'a self, index: &'a BTreeMap<String, BTreeSet<String>>, key: &str) -> impl Iterator<Item = &'a T> {
+    fn pick<'a>(
+        &'a self,
+        index: &'a BTreeMap<String, BTreeSet<String>>,
+        key: &str,
+    ) -> impl Iterator<Item = &'a T> + use<'a, T> {
         index.get(key).into_iter().flatten().filter_map(|name| self.get(name))
     }
 }
