@@ -171,7 +171,8 @@ impl Conn {
     }
 
     fn lost(self: &Rc<Self>, core: &Core) {
-        if let Some(owner) = self.owner.borrow_mut().take() {
+        let owner = self.owner.borrow_mut().take();
+        if let Some(owner) = owner {
             owner.lost(core, self);
         }
     }

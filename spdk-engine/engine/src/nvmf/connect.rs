@@ -142,7 +142,7 @@ impl Greeter {
         let ana =
             listener.map(|l| l.ana).unwrap_or_else(|| Arc::new(super::ana::AnaStates::new(0, Default::default())));
         let association = Association {
-            host: request.host.clone(),
+            host: Rc::clone(&request.host),
             hostid: request.data.hostid,
             cntlid,
             listen: self.listen,
@@ -179,7 +179,7 @@ impl Greeter {
         let qid = request.command.qid;
         let controller = subsystem.controller(request.data.cntlid).ok_or(invalid(ConnectError::CNTLID))?;
         check_sqsize(request, controller.options.max_queue_depth)?;
-        if *controller.host() != request.host {
+        if controller.host() != &*request.host {
             return Err(invalid(ConnectError::HOSTNQN));
         }
         let other_listener = subsystem.config.ana_reporting && controller.listen() != self.listen;
@@ -226,7 +226,10 @@ impl Owner for Greeter {
                 core.spawn(async move { self.connect(task_core, conn, slot, request).await });
             }
             Ok(_) => conn.complete(core, slot, Status::COMMAND_SEQUENCE_ERROR),
-            Err(refusal) => conn.complete(core, slot, refusal),
+            Err(refusal) => {
+                tracing::warn!(peer = ?conn.peer, status = %refusal.status, dw0 = refusal.dw0, "command refused");
+                conn.complete(core, slot, refusal);
+            }
         }
     }
 
@@ -241,7 +244,7 @@ struct Request {
     command: Connect,
     data: ConnectData,
     subnqn: Nqn,
-    host: Nqn,
+    host: Rc<str>,
 }
 
 fn invalid(error: ConnectError) -> Completion {
@@ -261,9 +264,15 @@ impl Request {
             return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.into());
         }
         let subnqn = Nqn::from_field(data.subnqn.as_bytes()).map_err(|_| invalid(ConnectError::SUBNQN))?;
-        let host = Nqn::from_field(data.hostnqn.as_bytes()).map_err(|_| invalid(ConnectError::HOSTNQN))?;
+        let host = host_name(data.hostnqn.as_bytes()).ok_or(invalid(ConnectError::HOSTNQN))?;
         Ok(Self { command, data, subnqn, host })
     }
+}
+
+/// The name a host gives itself: any text, even none, as SPDK takes it. Only an allow-list asks for more.
+fn host_name(field: &[u8]) -> Option<Rc<str>> {
+    let end = field.iter().position(|b| *b == 0).filter(|end| *end <= nvme_wire::nqn::MAX_LEN)?;
+    std::str::from_utf8(&field[..end]).ok().map(Into::into)
 }
 
 /// The subsystem that the host asks for, if it may have it.
@@ -285,7 +294,7 @@ fn check_sqsize(request: &Request, depth: u16) -> Result<(), Completion> {
 
 /// Waits until everything has completed that older connections of the same host to the subsystem had brought in.
 async fn settle_older(core: &Core, subsystem: &Subsystem, request: &Request) -> Result<(), Completion> {
-    let same_host = |c: &Rc<Controller>| *c.host() == request.host && c.hostid() == request.data.hostid;
+    let same_host = |c: &Rc<Controller>| c.host() == &*request.host && c.hostid() == request.data.hostid;
     let older: Vec<Rc<Controller>> = subsystem.controllers().into_iter().filter(same_host).collect();
     let settle = |queue: QueueRef| core.call_async(queue.core, move |core| poll_group::settle(core, queue.key));
     let waits: Vec<_> = older.iter().flat_map(|c| c.queues()).map(|(_, queue)| settle(queue)).collect();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use nvme_wire::features::AsyncEvent;
 use nvme_wire::property::{Capabilities, Configuration, ControllerStatus, Shutdown, VERSION_2_0, offset};
-use nvme_wire::{Nqn, Status};
+use nvme_wire::Status;
 
 use super::address::Address;
 use super::admin;
@@ -41,7 +41,8 @@ const DISCOVERY_KEEP_ALIVE_MS: u32 = 120_000;
 /// What a Connect to an admin queue says.
 #[derive(Debug, Clone)]
 pub struct Association {
-    pub host: Nqn,
+    /// The host's name for itself.
+    pub host: Rc<str>,
     pub hostid: [u8; 16],
     pub cntlid: u16,
     pub listen: Address,
@@ -75,7 +76,7 @@ pub struct Controller {
 
 impl std::fmt::Debug for Controller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Controller").field("cntlid", &self.cntlid()).field("host", self.host()).finish()
+        f.debug_struct("Controller").field("cntlid", &self.cntlid()).field("host", &self.host()).finish()
     }
 }
 
@@ -127,7 +128,7 @@ impl Controller {
         self.association.cntlid
     }
 
-    pub fn host(&self) -> &Nqn {
+    pub fn host(&self) -> &str {
         &self.association.host
     }
 

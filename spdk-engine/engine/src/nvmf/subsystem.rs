@@ -203,8 +203,8 @@ impl Subsystem {
 
     /// Whether a host may connect.
     #[must_use]
-    pub fn allows(&self, host: &Nqn) -> bool {
-        self.allow_any_host.get() || self.hosts.borrow().iter().any(|h| h.nqn == *host)
+    pub fn allows(&self, host: &str) -> bool {
+        self.allow_any_host.get() || self.hosts.borrow().iter().any(|h| h.nqn.as_str() == host)
     }
 
     /// The allow-list, newest first.
@@ -234,7 +234,7 @@ impl Subsystem {
         if !known {
             return Err(SubsystemError::NoHost(nqn.clone()));
         }
-        self.end_controllers(core, limit, |c| c.host() == nqn).await
+        self.end_controllers(core, limit, |c| c.host() == nqn.as_str()).await
     }
 
     // Listeners.

@@ -275,7 +275,7 @@ impl Target {
 
     fn hosts_changed(&self, subsystem: &Subsystem, hosts: &[Nqn]) {
         if !subsystem.listeners().is_empty() {
-            self.discovery_changed(|host| hosts.contains(host));
+            self.discovery_changed(|host| hosts.iter().any(|h| h.as_str() == host));
         }
     }
 
@@ -346,7 +346,7 @@ impl Target {
     }
 
     /// The discovery log page of the hosts that `concerns` picks has changed.
-    pub fn discovery_changed(&self, concerns: impl Fn(&Nqn) -> bool) {
+    pub fn discovery_changed(&self, concerns: impl Fn(&str) -> bool) {
         self.generation.set(self.generation.get() + 1);
         for controller in self.discovery.controllers() {
             if concerns(controller.host()) {

@@ -72,7 +72,7 @@ pub fn register(methods: &mut Methods) {
 
 fn controller_json(controller: &Controller) -> Value {
     json!({ "cntlid": controller.cntlid(), "cntrltype": if controller.is_discovery() { "discovery" } else { "io" },
-        "hostnqn": controller.host().as_str(), "hostid": Uuid::from_bytes(controller.hostid()).to_string(),
+        "hostnqn": controller.host(), "hostid": Uuid::from_bytes(controller.hostid()).to_string(),
         "num_io_qpairs": controller.queues().len() + 1 })
 }
 
@@ -80,7 +80,7 @@ fn queue_pairs(controller: &Controller) -> Vec<Value> {
     let state = if controller.is_ending() { "deactivating" } else { "enabled" };
     let row = |qid: u16, core, listen, peer: Option<std::net::SocketAddr>| {
         let mut out = json!({ "cntlid": controller.cntlid(), "qid": qid, "state": state, "thread": group_name(core),
-            "hostnqn": controller.host().as_str(), "listen_address": socket_json(listen) });
+            "hostnqn": controller.host(), "listen_address": socket_json(listen) });
         if let Some(peer) = peer {
             out["peer_address"] = socket_json(peer);
         }
