@@ -233,6 +233,7 @@ impl Core {
             Input::LegDone { leg, io, result } => self.apply_leg_done(now, leg, io, result, out),
             Input::LegLost { leg, announced } => self.apply_leg_lost(now, leg, announced, out),
             Input::LegBack { leg, cache_lost } => self.apply_leg_back(now, leg, cache_lost, out),
+            Input::LegFenced { leg } => self.apply_leg_fenced(leg, out),
             Input::SwapAnswer { swap, outcome } => self.apply_swap_answer(now, swap, outcome, out),
             Input::AddLeg { leg, replica, local } => self.apply_add_leg(leg, replica, local, out),
             Input::RemoveLeg { leg } => self.apply_remove_leg(leg, out),
@@ -335,6 +336,13 @@ impl Core {
             self.mark_lost(now, leg, false, out);
         }
         self.finish_io(entry, result, out);
+    }
+
+    fn apply_leg_fenced(&mut self, leg: LegId, out: &mut Vec<Action>) {
+        let live = self.legs.get(leg).is_some_and(|l| l.role != Role::Dropped);
+        if live && self.bend_fenced(Err(LegError::Fenced)).is_err() {
+            self.stop(StopReason::Fenced { leg }, out);
+        }
     }
 
     /// Rule 13 broken on purpose.

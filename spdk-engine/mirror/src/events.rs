@@ -317,6 +317,11 @@ pub enum Input {
         /// The replica's disk may have lost writes that were not flushed (its machine lost power).
         cache_lost: bool,
     },
+    /// A replica refused a new session for good: it was promoted to a newer epoch (rule 13). The core stops.
+    LegFenced {
+        /// Which.
+        leg: LegId,
+    },
     /// The arbiter's answer.
     SwapAnswer {
         /// To which swap.

@@ -1,8 +1,10 @@
 //! Range locks: who may touch which blocks at the same time (rules 2 and 3).
 //!
 //! *What it is.* A table of ranges, each a reader, a writer or a copy. A range waits for every *earlier* range that
-//! it conflicts with; so waiting is first come first served, without starvation and without deadlock (a range waits
-//! only for older ones).
+//! it conflicts with, so waiting is first come first served and cannot deadlock. One exception: a copy does not queue
+//! behind writes that are themselves waiting; they wait for the copy instead. Such a write may be waiting for
+//! something that needs the copy (a new replica while the volume is frozen, members being made equal), and a copy
+//! passes each block once, so it starves nobody. A copy waits only for writes that run, and those wait for no range.
 //!
 //! | | Read | Copy | Write | Settled |
 //! |---|---|---|---|---|
@@ -115,9 +117,17 @@ impl<T: Copy> RangeLocks<T> {
             LockKind::Write => Held::Write,
             LockKind::Copy => Held::Copy,
         };
-        let earlier =
-            self.ranges.iter().filter(|r| r.overlaps(start, end) && self.ignore.must_wait(r.held, held)).count();
-        let blockers = u32::try_from(earlier).unwrap_or(u32::MAX);
+        let mut blockers = 0u32;
+        for range in self.ranges.iter_mut().filter(|r| r.overlaps(start, end)) {
+            if !self.ignore.must_wait(range.held, held) {
+                continue;
+            }
+            if held == Held::Copy && range.blockers > 0 {
+                range.blockers += 1; // A waiting write lets the copy pass.
+            } else {
+                blockers += 1;
+            }
+        }
         let seq = self.next_seq;
         self.next_seq += 1;
         self.ranges.push(Range { seq, start, end, held, blockers, owner });
@@ -146,8 +156,15 @@ impl<T: Copy> RangeLocks<T> {
     /// Later ranges no longer wait for `before`, or only as far as they would for `after`.
     fn unblock(&mut self, before: Range<T>, after: Option<Held>, granted: &mut Vec<T>) {
         let ignore = self.ignore;
-        for range in &mut self.ranges {
-            if range.seq <= before.seq || !range.overlaps(before.start, before.end) {
+        for range in self.ranges.iter_mut().filter(|r| r.overlaps(before.start, before.end)) {
+            // Between a copy and a write: whichever ran first is waited for, whatever the order of arrival. A write
+            // that never ran has let all copies pass; a write that runs has none left before it.
+            let waits_for_it = match (before.held, range.held) {
+                (Held::Copy, Held::Write) => range.blockers > 0,
+                (Held::Write, Held::Copy) => before.blockers == 0,
+                _ => range.seq > before.seq,
+            };
+            if !waits_for_it {
                 continue;
             }
             let waited = ignore.must_wait(before.held, range.held);
@@ -207,23 +224,29 @@ mod tests {
         ]
     }
 
-    /// The naive model: a list in order of arrival; a range is granted when nothing before it conflicts.
-    #[derive(Debug, Clone, Copy)]
+    /// The naive model: every range lists those it waits for.
+    #[derive(Debug, Clone)]
     struct Naive {
         owner: u32,
         start: u64,
         end: u64,
         held: Held,
+        waits_for: Vec<u32>,
     }
 
-    fn naive_granted(list: &[Naive]) -> Vec<u32> {
-        let free = |i: usize| {
-            list[..i].iter().all(|e| {
-                let apart = e.end <= list[i].start || list[i].end <= e.start;
-                apart || !conflicts(e.held, list[i].held)
-            })
-        };
-        (0..list.len()).filter(|i| free(*i)).map(|i| list[i].owner).collect()
+    fn arrive(list: &mut Vec<Naive>, mut fresh: Naive) {
+        for other in list.iter_mut() {
+            let apart = other.end <= fresh.start || fresh.end <= other.start;
+            if apart || !conflicts(other.held, fresh.held) {
+                continue;
+            }
+            if fresh.held == Held::Copy && !other.waits_for.is_empty() {
+                other.waits_for.push(fresh.owner);
+            } else {
+                fresh.waits_for.push(other.owner);
+            }
+        }
+        list.push(fresh);
     }
 
     proptest! {
@@ -231,7 +254,8 @@ mod tests {
         #[test]
         fn rule_02_locks_agree_with_a_naive_list(steps in proptest::collection::vec(step(), 1..80)) {
             let mut locks = RangeLocks::with_capacity(8);
-            let mut model: Vec<(LockKey, Naive)> = Vec::new();
+            let mut model: Vec<Naive> = Vec::new();
+            let mut keys: Vec<LockKey> = Vec::new();
             let mut granted: Vec<u32> = Vec::new();
             for (owner, step) in (0u32..).zip(steps) {
                 let mut fresh = Vec::new();
@@ -244,23 +268,28 @@ mod tests {
                             LockKind::Write => Held::Write,
                             LockKind::Copy => Held::Copy,
                         };
-                        model.push((key, Naive { owner, start, end, held }));
+                        arrive(&mut model, Naive { owner, start, end, held, waits_for: Vec::new() });
+                        keys.push(key);
                         if now {
                             fresh.push(owner);
                         }
                     }
                     Step::Release(at) if !model.is_empty() => {
-                        let (key, gone) = model.remove(at % model.len());
+                        let at = at % model.len();
+                        let (key, gone) = (keys.remove(at), model.remove(at));
+                        model.iter_mut().for_each(|n| n.waits_for.retain(|o| *o != gone.owner));
                         granted.retain(|o| *o != gone.owner);
                         locks.release(key, &mut fresh);
                     }
                     Step::Settle(at) if !model.is_empty() => {
                         let at = at % model.len();
-                        let (key, range) = model[at];
-                        if range.held == Held::Write && granted.contains(&range.owner) {
-                            model[at].1.held = Held::Settled;
+                        let owner = model[at].owner;
+                        if model[at].held == Held::Write && model[at].waits_for.is_empty() {
+                            model[at].held = Held::Settled;
+                            let copies = model.iter_mut().filter(|n| n.held == Held::Copy);
+                            copies.for_each(|n| n.waits_for.retain(|o| *o != owner));
                         }
-                        locks.settle(key, &mut fresh);
+                        locks.settle(keys[at], &mut fresh);
                     }
                     Step::Release(_) | Step::Settle(_) => {}
                 }
@@ -268,8 +297,10 @@ mod tests {
                 prop_assert!(in_order, "granted out of order: {fresh:?}");
                 granted.extend(fresh);
                 granted.sort_unstable();
-                let list: Vec<Naive> = model.iter().map(|(_, n)| *n).collect();
-                prop_assert_eq!(&granted, &naive_granted(&list));
+                let mut free: Vec<u32> =
+                    model.iter().filter(|n| n.waits_for.is_empty()).map(|n| n.owner).collect();
+                free.sort_unstable();
+                prop_assert_eq!(&granted, &free);
                 prop_assert_eq!(locks.len(), model.len());
             }
         }
@@ -306,5 +337,21 @@ mod tests {
         granted.clear();
         locks.release(writer, &mut granted);
         assert_eq!(granted, [3]);
+    }
+
+    #[test]
+    fn rule_10_a_copy_passes_writes_that_wait_and_they_wait_for_it() {
+        let mut locks = RangeLocks::with_capacity(4);
+        let (running, _) = locks.acquire(0, 8, LockKind::Write, 1);
+        let (_, now) = locks.acquire(0, 8, LockKind::Write, 2);
+        assert!(!now);
+        let mut granted = Vec::new();
+        locks.settle(running, &mut granted);
+        let (copy, now) = locks.acquire(0, 8, LockKind::Copy, 3);
+        assert!(now, "the waiting write must not hold up the copy");
+        locks.release(running, &mut granted);
+        assert!(granted.is_empty(), "the waiting write waits for the copy");
+        locks.release(copy, &mut granted);
+        assert_eq!(granted, [2]);
     }
 }

@@ -1,0 +1,148 @@
+//! Hosts: they read and write, remember what they did and saw, and retry when the path is gone.
+//!
+//! Every write has a value of its own (its number), the same on all its blocks. A command that lost its path is sent
+//! again, unchanged, on the next one; an answer from a path that the host has left is not heard.
+
+use mirror_core::{HostError, HostId, HostResult, Op};
+
+use crate::faults::MS;
+use crate::history::Stamp;
+use crate::world::{BLOCKS, EngineRef, Event, ToEngine, World};
+
+/// Numbers from here on are commands given to an engine that was replaced; nobody may ever hear of them.
+pub(crate) const ZOMBIE: u64 = 1 << 60;
+
+/// Commands of one host in flight.
+const DEPTH: usize = 4;
+
+#[derive(Debug, Default)]
+pub(crate) struct Client {
+    pub(crate) inflight: usize,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct ClientOp {
+    pub(crate) client: usize,
+    pub(crate) op: Op,
+    pub(crate) lba: u64,
+    pub(crate) blocks: u32,
+    pub(crate) value: u64,
+    pub(crate) start: Stamp,
+    pub(crate) sent_to: Option<EngineRef>,
+    pub(crate) done: bool,
+}
+
+impl World {
+    /// A host thinks of something to do.
+    pub(crate) fn client_step(&mut self, client: usize) {
+        if self.faults_over || self.outcome.ops >= self.scenario.ops {
+            return;
+        }
+        let think = self.rng.range(MS / 2, 14 * MS);
+        self.post(think, Event::Client { client });
+        if self.clients[client].inflight >= DEPTH {
+            return;
+        }
+        let op = match self.rng.range(0, 100) {
+            0..=41 => Op::Read,
+            42..=84 => Op::Write { fua: self.rng.permille(100) },
+            85..=89 => Op::Flush,
+            90..=94 => Op::Unmap,
+            _ => Op::WriteZeroes,
+        };
+        // Half of the commands meet on few blocks.
+        let space = if self.rng.permille(500) { 6 } else { BLOCKS };
+        let lba = self.rng.range(0, space);
+        let blocks = self.rng.range(1, 5).min(BLOCKS - lba);
+        self.begin(client, op, lba, u32::try_from(blocks).unwrap_or(1));
+    }
+
+    pub(crate) fn begin(&mut self, client: usize, op: Op, lba: u64, blocks: u32) {
+        let id = HostId(self.fresh_id());
+        let start = self.stamp();
+        let value = if op.changes_blocks() { id.0 } else { 0 };
+        let command = ClientOp { client, op, lba, blocks, value, start, sent_to: None, done: false };
+        self.trace(|| format!("host {client} begins {}: {op:?} {lba}+{blocks}", id.0));
+        if op.changes_blocks() {
+            for block in lba..lba + u64::from(blocks) {
+                self.history.write_begins(block, value, start);
+            }
+        }
+        self.ops.insert(id, command);
+        self.clients[client].inflight += 1;
+        self.outcome.ops += 1;
+        self.submit(id);
+    }
+
+    /// Sends a command on the path there is; without one it waits for the next.
+    pub(crate) fn submit(&mut self, id: HostId) {
+        let active = self.manager.active;
+        let Some(op) = self.ops.get_mut(&id).filter(|o| !o.done) else { return };
+        if op.sent_to.is_some() && op.sent_to == active {
+            return;
+        }
+        op.sent_to = active;
+        let Some(to) = active else { return };
+        let body = ToEngine::Host { id, op: op.op, lba: op.lba, blocks: op.blocks };
+        let delay = self.rng.range(MS / 100, MS / 2);
+        self.post(delay, Event::Engine { to, body });
+    }
+
+    /// All hosts leave the old path; what was in flight there is sent on the new one.
+    pub(crate) fn switch_path(&mut self) {
+        let waiting: Vec<HostId> = self.ops.iter().filter(|(_, o)| !o.done).map(|(id, _)| *id).collect();
+        for id in waiting {
+            self.submit(id);
+        }
+    }
+
+    pub(crate) fn client_done(&mut self, from: EngineRef, id: HostId, result: HostResult, data: Option<Vec<u64>>) {
+        if id.0 >= ZOMBIE {
+            if result.is_ok() {
+                self.fail(format!("{from:?} was replaced and acknowledged write {} given to it later", id.0));
+            }
+            return;
+        }
+        let now = self.stamp();
+        let Some(op) = self.ops.get_mut(&id).filter(|o| !o.done && o.sent_to == Some(from)) else { return };
+        if result.is_err_and(HostError::is_retryable) {
+            op.sent_to = None;
+            self.post(5 * MS, Event::Resubmit { id });
+            return;
+        }
+        op.done = true;
+        let op = op.clone();
+        self.ops.remove(&id);
+        self.clients[op.client].inflight -= 1;
+        self.trace(|| format!("host {} hears of {}: {result:?} {data:?}", op.client, id.0));
+        if result.is_err() {
+            return; // A write that failed may take effect or not; a read saw nothing.
+        }
+        self.outcome.acked += 1;
+        for (i, block) in (op.lba..op.lba + u64::from(op.blocks)).enumerate() {
+            if op.op.changes_blocks() {
+                self.history.write_ends(block, op.value, now);
+            } else if op.op == Op::Read {
+                let Some(value) = data.as_ref().and_then(|d| d.get(i)) else {
+                    return self.fail(format!("read {} was answered without data", id.0));
+                };
+                if let Err(contradiction) = self.history.read(block, *value, op.start, now) {
+                    return self.fail(contradiction.to_string());
+                }
+            }
+        }
+    }
+
+    /// Gives writes to engines that were replaced but do not know it.
+    pub(crate) fn tempt_old_engines(&mut self) {
+        for to in self.old_engines() {
+            for _ in 0..2 {
+                let id = HostId(ZOMBIE + self.fresh_id());
+                let lba = self.rng.range(0, BLOCKS);
+                let body = ToEngine::Host { id, op: Op::Write { fua: false }, lba, blocks: 1 };
+                let delay = self.rng.range(0, 40 * MS);
+                self.post(delay, Event::Engine { to, body });
+            }
+        }
+    }
+}

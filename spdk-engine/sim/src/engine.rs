@@ -1,0 +1,567 @@
+//! An engine process: the opener and then the core, with the duties of a runner (sessions, reconnects, swaps).
+//!
+//! *What it is.* What the agent and the device do in the product, in the smallest form: carries out actions, feeds
+//! back outcomes, reconnects lost legs, offers replicas without a leg for rebuilding. A paused process handles
+//! nothing; what arrives meanwhile waits in order, as bytes in socket buffers do.
+//!
+//! *When things fail.* A process that stopped or failed to open stays as it is until the manager starts a new one.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use mirror_core::{
+    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, OpenAction,
+    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, SwapOutcome, VolumeId,
+};
+
+use crate::client::ZOMBIE;
+use crate::faults::MS;
+use crate::world::{
+    ConnId, ENGINES, EngineRef, Event, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id, replica_index,
+};
+
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    pub(crate) process: Option<Process>,
+    pub(crate) paused_until: u64,
+    pub(crate) inbox: VecDeque<ToEngine>,
+}
+
+#[derive(Debug)]
+pub(crate) enum Job {
+    Opening(Box<Opener>),
+    Serving(Box<Core>),
+    Finished,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct LegState {
+    replica: usize,
+    conn: Option<ConnId>,
+    dropped: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Purpose {
+    Promote,
+    Connect(LegId),
+    Reattach(LegId),
+    Rejoin,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Rpc {
+    replica: usize,
+    purpose: Purpose,
+    conn: Option<ConnId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Process {
+    me: EngineRef,
+    pub(crate) job: Job,
+    instance: EngineInstance,
+    pub(crate) epoch: Epoch,
+    legs: BTreeMap<LegId, LegState>,
+    rpcs: BTreeMap<u64, Rpc>,
+    io: BTreeMap<IoId, (LegId, Payload)>,
+    host_data: BTreeMap<HostId, Vec<u64>>,
+    copy_data: Vec<Vec<u64>>,
+    /// Swaps that wait for an answer, with the moment the runner gives up on them.
+    swaps: BTreeMap<mirror_core::SwapId, u64>,
+    reading: bool,
+}
+
+impl Process {
+    fn leg_of(&self, replica: usize) -> Option<LegId> {
+        self.legs.iter().find(|(_, l)| l.replica == replica).map(|(id, _)| *id)
+    }
+
+    fn free_leg(&self) -> LegId {
+        let free = (0..).map(LegId).find(|id| !self.legs.contains_key(id));
+        free.unwrap_or(LegId(0))
+    }
+}
+
+impl World {
+    /// Starts a new process on a node; one that is there dies.
+    pub(crate) fn start_engine(&mut self, node: usize) -> EngineRef {
+        let inc = self.fresh_id();
+        let me = EngineRef { node, inc };
+        let instance = name(EngineInstance::new(&format!("e{node}-{inc}")));
+        self.trace(|| format!("engine {instance} starts"));
+        let options = Options {
+            grace_ns: 100 * MS,
+            grace_long_ns: 400 * MS,
+            swap_retry_ns: 20 * MS,
+            max_inflight: 16,
+            copy_window_blocks: 3,
+            copy_queue_depth: 2,
+            prefer_local: self.rng.permille(500),
+            #[cfg(feature = "planted-bugs")]
+            bug: self.scenario.bug,
+        };
+        let waits = OpenWaits {
+            promote_wait_ns: 200 * MS,
+            retry_ns: 20 * MS,
+            connect_wait_ns: 100 * MS,
+            give_up_ns: 1500 * MS,
+        };
+        let opener = Opener::new(OpenerParams {
+            volume: name(VolumeId::new("v1")),
+            block_size: 512,
+            engine_instance: instance.clone(),
+            lineage: None,
+            local: [replica_id(node)].into(),
+            options,
+            waits,
+        });
+        let process = Process {
+            me,
+            job: Job::Opening(Box::new(opener)),
+            instance,
+            epoch: Epoch(0),
+            legs: BTreeMap::new(),
+            rpcs: BTreeMap::new(),
+            io: BTreeMap::new(),
+            host_data: BTreeMap::new(),
+            copy_data: Vec::new(),
+            swaps: BTreeMap::new(),
+            reading: false,
+        };
+        self.nodes[node].process = Some(process);
+        self.nodes[node].inbox.clear();
+        self.feed_opener(me, OpenInput::Start);
+        self.post(50 * MS, Event::Engine { to: me, body: ToEngine::AgentStep });
+        me
+    }
+
+    pub(crate) fn process(&mut self, me: EngineRef) -> Option<&mut Process> {
+        self.nodes[me.node].process.as_mut().filter(|p| p.me == me)
+    }
+
+    pub(crate) fn process_ref(&self, me: EngineRef) -> Option<&Process> {
+        self.nodes[me.node].process.as_ref().filter(|p| p.me == me)
+    }
+
+    pub(crate) fn kill_engine(&mut self, me: EngineRef) {
+        if self.process(me).is_some() {
+            self.trace(|| format!("engine {me:?} dies"));
+            self.nodes[me.node].process = None;
+            self.nodes[me.node].inbox.clear();
+        }
+    }
+
+    pub(crate) fn is_paused(&self, node: usize) -> bool {
+        self.now < self.nodes[node].paused_until
+    }
+
+    pub(crate) fn resume(&mut self, node: usize) {
+        if self.is_paused(node) {
+            return;
+        }
+        let waiting = std::mem::take(&mut self.nodes[node].inbox);
+        let Some(me) = self.nodes[node].process.as_ref().map(|p| p.me) else { return };
+        self.trace(|| format!("engine {me:?} goes on with {} events", waiting.len()));
+        for body in waiting {
+            self.engine_event(me, body);
+        }
+    }
+
+    pub(crate) fn engine_event(&mut self, to: EngineRef, body: ToEngine) {
+        if self.process(to).is_none() || self.outcome.violation.is_some() {
+            if let ToEngine::Host { id, .. } = body {
+                self.host_done(to, id, Err(mirror_core::HostError::PathGone), None);
+            }
+            return;
+        }
+        if self.is_paused(to.node) {
+            self.nodes[to.node].inbox.push_back(body);
+            return;
+        }
+        match body {
+            ToEngine::Attached { rpc, admitted } => self.attached(to, rpc, Some(admitted)),
+            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None),
+            ToEngine::IoReply { conn, leg, io, result } => self.io_reply(to, conn, leg, io, result),
+            ToEngine::ConnLost { conn } => self.conn_lost(to, conn),
+            ToEngine::Record { config } => self.record_read(to, Ok(config)),
+            ToEngine::RecordTimeout => self.record_read(to, Err(mirror_core::RecordError::Unavailable)),
+            ToEngine::Swapped { swap, outcome } => self.swapped(to, swap, outcome),
+            ToEngine::Reattach { leg } => self.reattach(to, leg),
+            ToEngine::DropDone { leg } => {
+                if let Some(process) = self.process(to) {
+                    process.legs.remove(&leg);
+                    process.io.retain(|_, (l, _)| *l != leg);
+                }
+                self.feed_core(to, Input::LegLost { leg, announced: false });
+            }
+            ToEngine::Tick => match self.process(to).map(|p| &p.job) {
+                Some(Job::Opening(_)) => self.feed_opener(to, OpenInput::Tick),
+                Some(Job::Serving(_)) => self.feed_core(to, Input::Tick),
+                _ => {}
+            },
+            ToEngine::AgentStep => self.agent_step(to),
+            ToEngine::Host { id, op, lba, blocks } => {
+                if matches!(self.process(to).map(|p| &p.job), Some(Job::Serving(_))) {
+                    self.feed_core(to, Input::Host { id, op, lba, blocks });
+                } else {
+                    self.host_done(to, id, Err(mirror_core::HostError::PathGone), None);
+                }
+            }
+            ToEngine::Remove { replica } => {
+                if let Some(leg) = self.process(to).and_then(|p| p.leg_of(replica)) {
+                    self.feed_core(to, Input::RemoveLeg { leg });
+                }
+            }
+            ToEngine::Close => self.feed_core(to, Input::Close),
+        }
+    }
+
+    fn record_read(&mut self, me: EngineRef, result: Result<mirror_core::Config, mirror_core::RecordError>) {
+        if self.process(me).is_some_and(|p| std::mem::take(&mut p.reading)) {
+            self.feed_opener(me, OpenInput::RecordRead { result });
+        }
+    }
+
+    fn swapped(&mut self, me: EngineRef, swap: mirror_core::SwapId, outcome: SwapOutcome) {
+        let now = self.now;
+        let Some(process) = self.process(me) else { return };
+        let Some(deadline) = process.swaps.get(&swap).copied() else { return };
+        // The runner's own deadline arrives as `Unknown`; a paused process may find it behind a real answer.
+        if outcome == SwapOutcome::Unknown && now < deadline {
+            return;
+        }
+        process.swaps.remove(&swap);
+        if outcome == SwapOutcome::Unknown {
+            self.outcome.unknown_swaps += 1;
+            self.trace(|| format!("swap {swap:?} of {me:?}: unknown"));
+        }
+        match self.process(me).map(|p| &p.job) {
+            Some(Job::Opening(_)) => self.feed_opener(me, OpenInput::CasAnswer { cas: swap, outcome }),
+            Some(Job::Serving(_)) => self.feed_core(me, Input::SwapAnswer { swap, outcome }),
+            _ => {}
+        }
+    }
+
+    fn ask_swap(&mut self, me: EngineRef, swap: mirror_core::SwapId, body: ToArbiter) {
+        let deadline = self.now + 60 * MS;
+        if let Some(process) = self.process(me) {
+            process.swaps.insert(swap, deadline);
+        }
+        self.send_arbiter(me, body);
+        let body = ToEngine::Swapped { swap, outcome: SwapOutcome::Unknown };
+        self.post_at(deadline, Event::Engine { to: me, body });
+    }
+
+    fn feed_opener(&mut self, me: EngineRef, input: OpenInput) {
+        let now = self.now;
+        let Some(process) = self.process(me) else { return };
+        let Job::Opening(opener) = &mut process.job else { return };
+        let mut actions = Vec::new();
+        opener.apply(now, input, &mut actions);
+        for action in actions {
+            self.open_action(me, action);
+        }
+    }
+
+    fn open_action(&mut self, me: EngineRef, action: OpenAction) {
+        match action {
+            OpenAction::ReadRecord => {
+                if let Some(process) = self.process(me) {
+                    process.reading = true;
+                }
+                self.send_arbiter(me, ToArbiter::Read);
+                self.post(100 * MS, Event::Engine { to: me, body: ToEngine::RecordTimeout });
+            }
+            OpenAction::DoCas { cas, expect, next } => {
+                self.ask_swap(me, cas, ToArbiter::Swap { swap: cas, expect, next });
+            }
+            OpenAction::Promote { replica, epoch, .. } => {
+                if let Some(process) = self.process(me) {
+                    process.epoch = epoch;
+                }
+                self.ask_attach(me, replica_index(&replica), Purpose::Promote);
+            }
+            OpenAction::Connect { leg, replica } => {
+                let replica = replica_index(&replica);
+                if let Some(process) = self.process(me) {
+                    process.legs.insert(leg, LegState { replica, conn: None, dropped: false });
+                }
+                self.ask_attach(me, replica, Purpose::Connect(leg));
+            }
+            OpenAction::WakeAt { at } => {
+                if at < u64::MAX {
+                    self.post_at(at, Event::Engine { to: me, body: ToEngine::Tick });
+                }
+            }
+            OpenAction::Event(event) => self.trace(|| format!("{me:?} {event:?}")),
+            OpenAction::Ready(params) => self.open_core(me, *params),
+            OpenAction::Failed { reason } => {
+                self.trace(|| format!("{me:?} did not open: {reason}"));
+                if let Some(process) = self.process(me) {
+                    process.job = Job::Finished;
+                }
+                self.manager.failed(me);
+            }
+        }
+    }
+
+    fn open_core(&mut self, me: EngineRef, params: mirror_core::OpenParams) {
+        let window = params.options.copy_window_blocks as usize;
+        let legs = params.legs.clone();
+        let core = match Core::open(params) {
+            Ok(core) => core,
+            Err(error) => return self.fail(format!("the core refuses what the opener gave it: {error}")),
+        };
+        let Some(process) = self.process(me) else { return };
+        process.copy_data = vec![vec![0; window]; core.copy_slots() as usize];
+        process.job = Job::Serving(Box::new(core));
+        process.legs.retain(|id, _| legs.iter().any(|l| l.leg == *id));
+        self.outcome.opens += 1;
+        self.trace(|| format!("{me:?} is ready"));
+        self.became_ready(me);
+        self.feed_core(me, Input::Tick);
+        for leg in legs {
+            let up = self.process(me).and_then(|p| p.legs.get(&leg.leg)).is_some_and(|l| l.conn.is_some());
+            match (leg.up, up) {
+                (true, false) => self.feed_core(me, Input::LegLost { leg: leg.leg, announced: false }),
+                (false, true) => self.feed_core(me, Input::LegBack { leg: leg.leg, cache_lost: false }),
+                _ => {}
+            }
+            if !up {
+                self.reattach(me, leg.leg);
+            }
+        }
+    }
+
+    /// Asks a replica for a promote or a session. Both name epoch and instance; both end older sessions.
+    fn ask_attach(&mut self, me: EngineRef, replica: usize, purpose: Purpose) {
+        let rpc = self.fresh_id();
+        let conn = match purpose {
+            Purpose::Promote => None,
+            _ => Some(ConnId(self.fresh_id())),
+        };
+        let Some(process) = self.process(me) else { return };
+        process.rpcs.insert(rpc, Rpc { replica, purpose, conn });
+        let (epoch, instance) = (process.epoch, process.instance.clone());
+        self.send_replica(me, replica, ToReplica::Attach { rpc, conn, epoch, instance });
+        self.post(50 * MS, Event::Engine { to: me, body: ToEngine::RpcTimeout { rpc } });
+    }
+
+    /// A replica's answer; `None` when none came in time.
+    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<bool>) {
+        let Some(process) = self.process(me) else { return };
+        let Some(Rpc { replica, purpose, conn }) = process.rpcs.remove(&rpc) else { return };
+        let serving = matches!(process.job, Job::Serving(_));
+        match purpose {
+            Purpose::Promote => {
+                let result = match admitted {
+                    Some(true) => Ok(()),
+                    Some(false) => Err(PromoteError::Newer),
+                    None => Err(PromoteError::Unreachable),
+                };
+                self.feed_opener(me, OpenInput::Promoted { replica: replica_id(replica), result });
+            }
+            Purpose::Connect(leg) | Purpose::Reattach(leg) => {
+                let Some(state) = process.legs.get_mut(&leg).filter(|l| l.replica == replica && !l.dropped) else {
+                    return;
+                };
+                let connect = matches!(purpose, Purpose::Connect(_)) && !serving;
+                match admitted {
+                    Some(true) => {
+                        state.conn = conn;
+                        if connect {
+                            self.feed_opener(me, OpenInput::Connected { leg, up: true });
+                        } else {
+                            self.feed_core(me, Input::LegBack { leg, cache_lost: false });
+                        }
+                    }
+                    Some(false) if !connect => self.feed_core(me, Input::LegFenced { leg }),
+                    _ if connect => self.feed_opener(me, OpenInput::Connected { leg, up: false }),
+                    _ => {
+                        let body = ToEngine::Reattach { leg };
+                        self.post(10 * MS, Event::Engine { to: me, body });
+                    }
+                }
+            }
+            Purpose::Rejoin => {
+                if admitted == Some(true) && serving && process.leg_of(replica).is_none() {
+                    let leg = process.free_leg();
+                    process.legs.insert(leg, LegState { replica, conn, dropped: false });
+                    let local = replica == me.node;
+                    self.feed_core(me, Input::AddLeg { leg, replica: replica_id(replica), local });
+                }
+            }
+        }
+    }
+
+    fn reattach(&mut self, me: EngineRef, leg: LegId) {
+        let Some(process) = self.process(me) else { return };
+        let Some(state) = process.legs.get(&leg).copied() else { return };
+        let trying =
+            process.rpcs.values().any(|r| matches!(r.purpose, Purpose::Reattach(l) | Purpose::Connect(l) if l == leg));
+        if state.conn.is_none() && !state.dropped && !trying && matches!(process.job, Job::Serving(_)) {
+            self.ask_attach(me, state.replica, Purpose::Reattach(leg));
+        }
+    }
+
+    fn conn_lost(&mut self, me: EngineRef, conn: ConnId) {
+        let Some(process) = self.process(me) else { return };
+        let Some((leg, state)) = process.legs.iter_mut().find(|(_, l)| l.conn == Some(conn)) else { return };
+        let leg = *leg;
+        state.conn = None;
+        process.io.retain(|_, (l, _)| *l != leg);
+        if matches!(process.job, Job::Serving(_)) {
+            self.feed_core(me, Input::LegLost { leg, announced: false });
+            self.post(10 * MS, Event::Engine { to: me, body: ToEngine::Reattach { leg } });
+        }
+    }
+
+    fn io_reply(&mut self, me: EngineRef, conn: ConnId, leg: LegId, io: IoId, result: Result<Vec<u64>, LegError>) {
+        let Some(process) = self.process(me) else { return };
+        if process.legs.get(&leg).is_none_or(|l| l.conn != Some(conn)) {
+            return;
+        }
+        if result == Err(LegError::Gone) {
+            return self.conn_lost(me, conn);
+        }
+        let Some((_, payload)) = process.io.remove(&io) else { return };
+        let result = result.map(|data| match payload {
+            _ if data.is_empty() => {}
+            Payload::Host(id) => {
+                process.host_data.insert(id, data);
+            }
+            Payload::Copy(slot) => process.copy_data[slot.0 as usize][..data.len()].copy_from_slice(&data),
+            Payload::None => {}
+        });
+        self.feed_core(me, Input::LegDone { leg, io, result });
+    }
+
+    /// Replicas without a leg are offered for rebuilding.
+    fn agent_step(&mut self, me: EngineRef) {
+        self.post(40 * MS, Event::Engine { to: me, body: ToEngine::AgentStep });
+        let Some(process) = self.process(me) else { return };
+        if !matches!(process.job, Job::Serving(_)) {
+            return;
+        }
+        let asked = |p: &Process, r: usize| {
+            p.leg_of(r).is_some()
+                || p.rpcs.values().any(|rpc| rpc.replica == r && matches!(rpc.purpose, Purpose::Rejoin))
+        };
+        let missing: Vec<usize> = (0..REPLICAS).filter(|r| !asked(process, *r)).collect();
+        for replica in missing {
+            if self.faults_over || self.rng.permille(500) {
+                self.ask_attach(me, replica, Purpose::Rejoin);
+            }
+        }
+    }
+
+    pub(crate) fn feed_core(&mut self, me: EngineRef, input: Input) {
+        let now = self.now;
+        let Some(process) = self.process(me) else { return };
+        let Job::Serving(core) = &mut process.job else { return };
+        let mut actions = Vec::new();
+        core.apply(now, input, &mut actions);
+        for action in actions {
+            self.core_action(me, action);
+        }
+    }
+
+    fn core_action(&mut self, me: EngineRef, action: Action) {
+        match action {
+            Action::LegIo { leg, io, op, lba, blocks, payload } => self.leg_io(me, leg, io, op, (lba, blocks), payload),
+            Action::HostDone { id, result } => {
+                let data = self.process(me).and_then(|p| p.host_data.remove(&id));
+                self.host_done(me, id, result, data);
+            }
+            Action::Swap { swap, expect, next, reason } => {
+                self.trace(|| format!("{me:?} asks to swap: {reason:?}"));
+                self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
+            }
+            Action::WakeAt { at } => self.post_at(at.max(self.now), Event::Engine { to: me, body: ToEngine::Tick }),
+            Action::LegDrop { leg, reason } => {
+                self.trace(|| format!("{me:?} drops {leg:?}: {reason:?}"));
+                self.drop_leg(me, leg);
+            }
+            Action::Progress { .. } => {}
+            Action::Event(event) => {
+                match event {
+                    CoreEvent::Joined { .. } => self.outcome.joins += 1,
+                    CoreEvent::LegLost { .. } => self.outcome.leaves += 1,
+                    _ => {}
+                }
+                self.trace(|| format!("{me:?} {event:?}"));
+            }
+            Action::Stopped { reason } => {
+                self.trace(|| format!("{me:?} stopped: {reason:?}"));
+                if let Some(process) = self.process(me) {
+                    process.job = Job::Finished;
+                }
+            }
+            Action::Closed => {
+                self.trace(|| format!("{me:?} closed"));
+                if let Some(process) = self.process(me) {
+                    process.job = Job::Finished;
+                }
+                self.closed(me);
+            }
+        }
+    }
+
+    fn drop_leg(&mut self, me: EngineRef, leg: LegId) {
+        let Some(process) = self.process(me) else { return };
+        let Some(state) = process.legs.get_mut(&leg) else { return };
+        state.dropped = true;
+        let (conn, replica) = (state.conn.take(), state.replica);
+        if let Some(conn) = conn {
+            self.send_replica(me, replica, ToReplica::Close { conn });
+        }
+        let after = self.rng.range(MS, 10 * MS);
+        self.post(after, Event::Engine { to: me, body: ToEngine::DropDone { leg } });
+    }
+
+    fn leg_io(
+        &mut self,
+        me: EngineRef,
+        leg: LegId,
+        io: IoId,
+        op: mirror_core::Op,
+        range: (u64, u32),
+        payload: Payload,
+    ) {
+        let (lba, blocks) = (range.0, range.1 as usize);
+        let value = match payload {
+            Payload::Host(id) if id.0 >= ZOMBIE => id.0,
+            Payload::Host(id) => self.ops.get(&id).map_or(0, |o| o.value),
+            Payload::Copy(_) | Payload::None => 0,
+        };
+        let owner = self.arbiter.record.epoch;
+        let in_sync = |r: usize, w: &Self| w.arbiter.record.in_sync.contains(&replica_id(r));
+        let Some(process) = self.process(me) else { return };
+        let data = match payload {
+            Payload::Copy(slot) => process.copy_data[slot.0 as usize][..blocks].to_vec(),
+            _ if op == mirror_core::Op::Flush => Vec::new(),
+            _ => vec![value; blocks],
+        };
+        let epoch = process.epoch;
+        let Some(state) = process.legs.get(&leg).copied() else { return };
+        let Some(conn) = state.conn else {
+            return self.fail(format!("the core sends to {leg:?}, which it was told is lost"));
+        };
+        process.io.insert(io, (leg, payload));
+        if op == mirror_core::Op::Read && epoch == owner && !in_sync(state.replica, self) {
+            return self
+                .fail(format!("replica r{} is read from but is not in the recorded in-sync set", state.replica));
+        }
+        self.send_replica(me, state.replica, ToReplica::Io { conn, epoch, io, leg, op, lba, data });
+    }
+
+    /// Engines other than the active one that still believe they serve.
+    pub(crate) fn old_engines(&self) -> Vec<EngineRef> {
+        let old = |n: usize| {
+            let process = self.nodes[n].process.as_ref()?;
+            let serving = matches!(process.job, Job::Serving(_));
+            (serving && self.manager.active != Some(process.me)).then_some(process.me)
+        };
+        (0..ENGINES).filter_map(old).collect()
+    }
+}

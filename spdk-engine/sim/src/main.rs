@@ -1,0 +1,91 @@
+//! `engine-sim`: runs the simulator over a range of seeds.
+//!
+//! Exits with 0 when all pass, else with 1 after printing the first failing seed and a smaller run that fails too.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use engine_sim::{Outcome, Scenario, run, shrink};
+
+/// Runs the mirror core on simulated disks, networks, clocks and an arbiter.
+#[derive(Debug, Parser)]
+#[command(name = "engine-sim", version)]
+struct Args {
+    /// Seeds: a range `A..B` (without B) or one number.
+    #[arg(long, default_value = "0..2000", value_parser = parse_seeds)]
+    seeds: std::ops::Range<u64>,
+    /// Print one line per event: time in milliseconds, who, what.
+    #[arg(long)]
+    trace: bool,
+    /// Most host commands of a run.
+    #[arg(long, default_value_t = 600)]
+    ops: u32,
+    /// Do not look for a smaller failing run.
+    #[arg(long)]
+    no_shrink: bool,
+}
+
+fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
+    let number = |t: &str| t.parse::<u64>().map_err(|e| format!("{t:?} is not a seed: {e}"));
+    let range = match text.split_once("..") {
+        Some((from, to)) => number(from)?..number(to)?,
+        None => number(text)?..number(text)?.checked_add(1).ok_or("the seed is too large")?,
+    };
+    if range.is_empty() { Err(format!("{text:?} is empty: A..B with A < B is allowed")) } else { Ok(range) }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let mut total = Outcome::default();
+    for seed in args.seeds.clone() {
+        let scenario = Scenario { ops: args.ops, trace: args.trace, ..Scenario::new(seed) };
+        let outcome = run(&scenario);
+        if let Some(violation) = &outcome.violation {
+            report(seed, violation, &scenario, &outcome, args.no_shrink);
+            return ExitCode::FAILURE;
+        }
+        add(&mut total, &outcome);
+    }
+    println!(
+        "seeds {}..{}: all pass; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
+         unknown outcome, {} faults, {} events",
+        args.seeds.start,
+        args.seeds.end,
+        total.ops,
+        total.acked,
+        total.opens,
+        total.leaves,
+        total.joins,
+        total.unknown_swaps,
+        total.faults.len(),
+        total.events
+    );
+    ExitCode::SUCCESS
+}
+
+fn add(total: &mut Outcome, one: &Outcome) {
+    total.ops += one.ops;
+    total.acked += one.acked;
+    total.opens += one.opens;
+    total.leaves += one.leaves;
+    total.joins += one.joins;
+    total.unknown_swaps += one.unknown_swaps;
+    total.events += one.events;
+    total.faults.extend(one.faults.iter().copied());
+}
+
+fn report(seed: u64, violation: &str, scenario: &Scenario, outcome: &Outcome, no_shrink: bool) {
+    println!("seed {seed} FAILED: {violation}");
+    println!("again, with every event: engine-sim --seeds {seed} --trace");
+    if no_shrink {
+        return;
+    }
+    let small = shrink(scenario, outcome);
+    println!("smallest failing run found in {} tries, {} commands, faults:", small.tries, small.scenario.ops);
+    for fault in small.scenario.faults.iter().flatten() {
+        println!("  at {:>5} ms for {:>4} ms: {:?}", fault.at / 1_000_000, fault.for_ns / 1_000_000, fault.kind);
+    }
+    if let Some(violation) = small.outcome.violation {
+        println!("it fails with: {violation}");
+    }
+}

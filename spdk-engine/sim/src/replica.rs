@@ -1,0 +1,132 @@
+//! A replica: a disk of block values, a durable `(epoch, instance)`, and the gate for sessions (rules 13 and 14).
+//!
+//! *Invariants.* I/O is executed only for the current session. A new session, also of the same engine, first ends
+//! the old one and waits until its I/O on the disk is finished. After a restart nobody is allowed until a promote.
+
+use mirror_core::{EngineInstance, Epoch, LegError, Op};
+
+use crate::rng::Rng;
+use crate::world::{ConnId, EngineRef};
+
+/// I/O that the disk is working on.
+#[derive(Debug, Clone)]
+pub(crate) struct DiskIo {
+    pub(crate) key: u64,
+    pub(crate) conn: ConnId,
+    pub(crate) from: EngineRef,
+    pub(crate) io: mirror_core::IoId,
+    pub(crate) leg: mirror_core::LegId,
+    pub(crate) op: Op,
+    pub(crate) lba: u64,
+    pub(crate) data: Vec<u64>,
+}
+
+/// A request for a session that waits for the old one's I/O.
+#[derive(Debug, Clone)]
+pub(crate) struct Attach {
+    pub(crate) from: EngineRef,
+    pub(crate) rpc: u64,
+    /// `Some` for a session, `None` for a promote alone.
+    pub(crate) conn: Option<ConnId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Replica {
+    pub(crate) up: bool,
+    pub(crate) blocks: Vec<u64>,
+    pub(crate) epoch: Epoch,
+    pub(crate) instance: Option<EngineInstance>,
+    /// Promoted since the last start.
+    pub(crate) allowed: bool,
+    pub(crate) session: Option<(ConnId, EngineRef)>,
+    pub(crate) disk: Vec<DiskIo>,
+    pub(crate) attaching: Vec<Attach>,
+    pub(crate) hang_until: u64,
+    pub(crate) write_errors_until: u64,
+    pub(crate) read_errors_until: u64,
+    pub(crate) full_until: u64,
+}
+
+/// Answer to a request for a session or a promote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// Wait for the disk, then yes.
+    Draining,
+    /// A newer epoch exists.
+    Fenced,
+}
+
+impl Replica {
+    pub(crate) fn new(blocks: usize) -> Self {
+        Self {
+            up: true,
+            blocks: vec![0; blocks],
+            epoch: Epoch(0),
+            instance: None,
+            allowed: false,
+            session: None,
+            disk: Vec::new(),
+            attaching: Vec::new(),
+            hang_until: 0,
+            write_errors_until: 0,
+            read_errors_until: 0,
+            full_until: 0,
+        }
+    }
+
+    /// Raises the epoch, or accepts the same engine again; ends the session that there is.
+    pub(crate) fn admit(&mut self, epoch: Epoch, instance: &EngineInstance) -> Admission {
+        let same = epoch == self.epoch && self.instance.as_ref() == Some(instance);
+        if epoch < self.epoch || (epoch == self.epoch && !same) {
+            return Admission::Fenced;
+        }
+        self.epoch = epoch;
+        self.instance = Some(instance.clone());
+        self.allowed = true;
+        self.session = None;
+        Admission::Draining
+    }
+
+    /// Executes an I/O whose time on the disk is over.
+    pub(crate) fn execute(&mut self, io: &DiskIo, now: u64, rng: &mut Rng) -> Result<Vec<u64>, LegError> {
+        let (from, to) = (usize::try_from(io.lba).unwrap_or(0), usize::try_from(io.lba).unwrap_or(0) + io.data.len());
+        match io.op {
+            Op::Read if now < self.read_errors_until => Err(LegError::Media),
+            Op::Read => Ok(self.blocks[from..to].to_vec()),
+            Op::Flush => Ok(Vec::new()),
+            Op::Write { .. } | Op::Unmap | Op::WriteZeroes => {
+                let error = if now < self.write_errors_until {
+                    Some(LegError::Media)
+                } else if now < self.full_until {
+                    Some(LegError::NoSpace)
+                } else {
+                    None
+                };
+                // A write that fails may have been done in part.
+                self.store(from, &io.data, error.is_some(), rng);
+                error.map_or(Ok(Vec::new()), Err)
+            }
+        }
+    }
+
+    fn store(&mut self, from: usize, data: &[u64], partly: bool, rng: &mut Rng) {
+        for (i, value) in data.iter().enumerate() {
+            if !partly || rng.permille(500) {
+                self.blocks[from + i] = *value;
+            }
+        }
+    }
+
+    /// The process dies: I/O on the disk may be done, not done, or done in part.
+    pub(crate) fn crash(&mut self, rng: &mut Rng) {
+        self.up = false;
+        self.allowed = false;
+        self.session = None;
+        self.attaching.clear();
+        for io in std::mem::take(&mut self.disk) {
+            if io.op.changes_blocks() {
+                self.store(usize::try_from(io.lba).unwrap_or(0), &io.data, true, rng);
+            }
+        }
+    }
+}
