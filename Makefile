@@ -1,0 +1,48 @@
+# Addax: one name per need. `make help` lists them.
+CARGO ?= cargo
+SEEDS ?= 0..2000
+SECONDS ?= 60
+
+.PHONY: help setup build demo test lint fmt docs guest k8s sim fuzz
+
+help: ## this list
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
+
+setup: ## install what the tests need (Debian; only what is missing)
+	tests/setup.sh
+
+build: ## the three programs, under target/release
+	$(CARGO) build --release -p addax -p addax-engine -p addax-perf
+
+demo: build ## the main job end to end on this machine, cleaned up afterwards
+	target/release/addax demo
+
+test: setup build ## everything the project can show about itself on one machine
+	$(CARGO) test --workspace --exclude e2e
+	$(CARGO) run --release -p engine-sim -- --seeds $(SEEDS)
+	$(CARGO) test -p e2e -- --test-threads=1
+
+lint: ## formatting, clippy, licences and sources, generated files
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) deny --log-level error check bans licenses sources
+	$(CARGO) test -p addax-api --test crds
+
+fmt: ## format the sources
+	$(CARGO) fmt --all
+
+docs: ## the API documentation, under target/doc
+	$(CARGO) doc --workspace --no-deps
+
+guest: setup build ## the real-Linux-kernel tests alone
+	$(CARGO) test -p e2e --test 'guest*' -- --test-threads=1
+
+k8s: setup build ## the suites on a real kube-apiserver alone
+	$(CARGO) test -p e2e --test 'k8s*' -- --test-threads=1
+
+sim: ## the mirror's simulator over SEEDS (make sim SEEDS=0..20000)
+	$(CARGO) run --release -p engine-sim -- --seeds $(SEEDS)
+
+fuzz: ## every fuzzer for SECONDS (needs cargo-fuzz and a nightly toolchain)
+	cd spdk-engine/wire && for target in pdu sqe connect identify; do \
+		$(CARGO) +nightly fuzz run $$target -- -max_total_time=$(SECONDS) || exit 1; done
