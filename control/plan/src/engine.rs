@@ -77,6 +77,10 @@ impl<'a> Pass<'a> {
         !self.observed.is_alive(self.node, self.now) || (self.agent().is_some() && self.seen().is_none())
     }
 
+    fn is_wanted(&self) -> bool {
+        self.engine.spec.desire_state == DesiredState::Running && !self.engine.is_deleting()
+    }
+
     /// Writes what the agent says into the status.
     fn mirror(&self, new: &mut Engine) {
         let now = self.now;
@@ -99,7 +103,9 @@ impl<'a> Pass<'a> {
                 status.message = seen.message.clone();
             }
             None => {
-                status.current_state = if failure.is_some() { InstanceState::Error } else { InstanceState::Stopped };
+                // A start that failed is no news any more once nobody wants the engine.
+                let broken = failure.is_some() && self.is_wanted();
+                status.current_state = if broken { InstanceState::Error } else { InstanceState::Stopped };
                 status.endpoint = None;
                 status.allowed_hosts = Vec::new();
                 status.message = String::new();
@@ -140,12 +146,11 @@ impl<'a> Pass<'a> {
         let Some(agent) = self.agent() else {
             return Vec::new();
         };
-        let wanted = self.engine.spec.desire_state == DesiredState::Running && !self.engine.is_deleting();
         let retry_at = agent.failures.get(&CallTarget::Engine(self.volume.to_owned())).map(|failure| failure.retry_at);
         if let Some(retry_at) = retry_at.filter(|at| self.now < *at) {
             return vec![Action::RequeueAt(retry_at)];
         }
-        match (wanted, self.seen()) {
+        match (self.is_wanted(), self.seen()) {
             (false, None) => Vec::new(),
             (false, Some(seen)) if seen.state == InstanceState::Stopping => Vec::new(),
             (false, Some(_)) => vec![self.call(AgentCall::StopEngine { volume: self.volume.to_owned() })],
@@ -299,7 +304,7 @@ mod tests {
         // In sync, and its object is in order: an address that is missing is no reason.
         assert!(calls(&plan(&without_b(running(&BOTH)), "v-e", at(0))).is_empty());
         let leaving = without_b(running(&BOTH)).with(replica("b", "v").on("n3", "d").deleting());
-        assert_eq!(calls(&plan(&leaving, "v-e", at(0))), [remove.clone()]);
+        assert_eq!(calls(&plan(&leaving, "v-e", at(0))), std::slice::from_ref(&remove));
         let out = without_b(running(&[("a", MemberMode::InSync), ("b", MemberMode::Out)]));
         assert_eq!(calls(&plan(&out, "v-e", at(0))), [remove]);
     }
@@ -324,6 +329,20 @@ mod tests {
         broken.changed_at = at(100);
         assert!(plan(&seen, "v-e", at(101)).contains(&Action::RequeueAt(at(105))));
         assert!(matches!(&calls(&plan(&seen, "v-e", at(105)))[..], [AgentCall::StartEngine { .. }]));
+    }
+
+    #[test]
+    fn a_start_that_failed_does_not_keep_an_unwanted_engine_from_being_stopped() {
+        let target = CallTarget::Engine("v".to_owned());
+        let failed = |wish| seen().with(agent("n1")).with(wish).with(failure("n1", target.clone(), "no member", 10));
+        let state = |seen: &Observed| {
+            let after = seen.apply(&plan(seen, "v-e", at(0)));
+            after.engines.get("v-e").unwrap().status.as_ref().unwrap().current_state
+        };
+        let wanted = failed(engine("v").on("n1").replicas(&["a"]));
+        assert_eq!(state(&wanted), InstanceState::Error);
+        let unwanted = failed(engine("v").on("n1").replicas(&["a"]).stop_wanted());
+        assert_eq!(state(&unwanted), InstanceState::Stopped);
     }
 
     #[test]

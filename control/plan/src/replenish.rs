@@ -55,10 +55,9 @@ pub(crate) fn step(pass: &mut Pass<'_>, config: &VolumeConfig) {
 /// Whether the replica is a copy, or on its way to be one.
 fn is_in_use(pass: &Pass<'_>, config: &VolumeConfig, replica: &Replica) -> bool {
     let name = replica.name_any();
-    let never_used = !config.names(&name) && replica.spec.last_healthy_at.is_none();
-    !replica.is_deleting()
-        && replica.spec.failed_at.is_none()
-        && !(never_used && !pass.is_node_up(&replica.spec.node_id))
+    let was_used = config.names(&name) || replica.spec.last_healthy_at.is_some();
+    let can_come = was_used || pass.is_node_up(&replica.spec.node_id);
+    can_come && replica.spec.failed_at.is_none() && !replica.is_deleting()
 }
 
 /// A new replica whose node went before it was ever used is only in the way.
