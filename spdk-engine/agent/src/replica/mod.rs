@@ -28,6 +28,7 @@ use crate::error::{AgentError, blocking};
 use crate::hub::{Hub, Key};
 use crate::state::{self, BLOCK_SIZE, Disks};
 use crate::supervise::PlaneStatus;
+pub(crate) use export::serial;
 use owner::{Command, Owner};
 
 /// Calls that may wait for one replica.

@@ -93,9 +93,9 @@ pub struct PendingSwap {
     pub swap: u64,
     /// The record that it wants.
     pub next: MirrorConfig,
-    /// What the record must be now, when the engine says so.
+    /// The configuration number that the record must have now.
     #[serde(default)]
-    pub expect: Option<Value>,
+    pub expect_config_number: Option<u64>,
     /// Why.
     #[serde(default)]
     pub reason: String,
@@ -137,6 +137,12 @@ pub struct MirrorState {
     /// The swap that waits.
     #[serde(default)]
     pub pending_swap: Option<PendingSwap>,
+    /// Acknowledgements wait because the in-sync set may not shrink further.
+    #[serde(default)]
+    pub frozen: bool,
+    /// Members are made equal before hosts are served.
+    #[serde(default)]
+    pub equalising: bool,
 }
 
 /// One thing that happened to a mirror.
@@ -221,7 +227,7 @@ impl Client {
     /// # Errors
     /// See [`RpcError`].
     pub async fn addax_get_info(&self) -> Result<PlaneInfo, RpcError> {
-        self.call_as("addax_get_info", json!({}), CALL_DEADLINE).await
+        self.call_as("addax_get_info", Value::Null, CALL_DEADLINE).await
     }
 
     /// Makes a mirror.

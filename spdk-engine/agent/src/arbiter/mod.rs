@@ -1,0 +1,63 @@
+//! The arbiter: where the configuration record of a volume is kept and swapped (rules 6, 7, 21 and 23).
+//!
+//! *What it is.* A trait with two calls, in the words of the mirror core. [`KubeArbiter`] is the Volume object's
+//! `status.config`; [`MemoryArbiter`] is for tests and can misbehave.
+//!
+//! *Invariants.* `Committed` is said only when the record is what was proposed by this very proposal or by an earlier
+//! sending of it; `Refused` only together with the record that was read *and* when nothing that was sent for this call
+//! can still be committed; everything else is `Unknown`. No call takes longer than [`SWAP_DEADLINE`].
+//!
+//! *When things fail.* An arbiter that is away is `Unavailable` or `Unknown`; the callers wait and ask again, and no
+//! acknowledgement goes out meanwhile.
+
+mod kube;
+mod memory;
+mod record;
+
+pub use self::kube::KubeArbiter;
+pub use memory::{Fault, MemoryArbiter};
+pub use record::{
+    RecordParseError, block_size, config_to_mirror, config_to_record, mirror_to_config, record_to_config,
+};
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mirror_core::{Config, ConfigVersion, RecordError, SwapOutcome};
+
+/// Deadline of a swap as a whole: after it the outcome is unknown.
+pub const SWAP_DEADLINE: Duration = Duration::from_secs(5);
+/// Deadline of a read.
+pub const READ_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Where records are kept.
+pub trait Arbiter: Send + Sync + std::fmt::Debug {
+    /// Reads a volume's record.
+    fn read<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<Config, RecordError>>;
+
+    /// Replaces a volume's record by `next` if it has the version `expect`.
+    fn swap<'a>(&'a self, volume: &'a str, expect: &'a ConfigVersion, next: &'a Config) -> BoxFuture<'a, SwapOutcome>;
+}
+
+/// What to do with a record that was read, on the way to `next`.
+#[derive(Debug, PartialEq, Eq)]
+enum Judgement {
+    /// It is what was expected: write.
+    Write,
+    /// It is `next` already: an earlier sending of this proposal was committed.
+    Done,
+    /// It is something else.
+    Refuse,
+}
+
+/// Compares the record with what a swap expects. Only one engine instance writes within an epoch, and its agent sends
+/// one proposal at a time, so a record equal to `next` was written by an earlier sending of the same proposal.
+fn judge(current: &Config, expect: &ConfigVersion, next: &Config) -> Judgement {
+    if current == next {
+        Judgement::Done
+    } else if current.version() == *expect {
+        Judgement::Write
+    } else {
+        Judgement::Refuse
+    }
+}

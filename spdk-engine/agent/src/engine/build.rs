@@ -1,0 +1,193 @@
+//! The data-plane objects of an engine: controllers to the replicas, the mirror, the subsystem for hosts.
+//!
+//! *What it is.* Names, and the steps that make and take away these objects.
+//!
+//! *Invariants.* A controller's name holds the epoch, so a new engine never uses a connection of an older one. A
+//! controller reconnects by itself only to a data plane that drains the old session first; to a stock `spdk_tgt` every
+//! new session goes through a promote (rules 13 and 14).
+//!
+//! *When things fail.* All steps can be repeated. [`sweep`] removes whatever an earlier life left behind.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use addax_api::nqn::{engine_host_nqn, volume_nqn};
+use uuid::Uuid;
+
+use crate::error::AgentError;
+use crate::replica::DRAIN_DEADLINE;
+use crate::rpc::{AttachParams, Client, Listener, RpcError};
+use crate::state::{EngineWish, MemberWish};
+
+/// Deadline of attaching to a replica.
+pub(super) const ATTACH_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Who an engine is: the volume, the epoch and the instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) volume: String,
+    pub(super) epoch: u64,
+    pub(super) instance: String,
+    pub(super) lineage: String,
+}
+
+impl Identity {
+    pub(super) fn host_nqn(&self) -> String {
+        engine_host_nqn(&self.volume, self.epoch, &self.instance)
+    }
+}
+
+/// Name of a volume's mirror.
+pub(super) fn mirror_name(volume: &str) -> String {
+    format!("v.{volume}")
+}
+
+/// The volume of a mirror.
+pub(super) fn volume_of(mirror: &str) -> Option<&str> {
+    mirror.strip_prefix("v.")
+}
+
+/// Name of the controller to a replica in an epoch. Names of volumes and replicas have no '.'.
+pub(super) fn controller_name(identity: &Identity, replica: &str) -> String {
+    format!("m.{}.{replica}.{}", identity.volume, identity.epoch)
+}
+
+/// Name of the device behind a controller.
+pub(super) fn leg_bdev(identity: &Identity, replica: &str) -> String {
+    format!("{}n1", controller_name(identity, replica))
+}
+
+/// The volume, the replica and the epoch of a controller.
+fn parse_controller(name: &str) -> Option<(&str, &str, u64)> {
+    let (volume, rest) = name.strip_prefix("m.")?.split_once('.')?;
+    let (replica, epoch) = rest.split_once('.')?;
+    Some((volume, replica, epoch.parse().ok()?))
+}
+
+/// Connects to a replica that was promoted, and whose data plane is `plane_instance`. What is left of an earlier
+/// connection of this epoch is ended first.
+pub(super) async fn attach(
+    client: &Client,
+    identity: &Identity,
+    member: &MemberWish,
+    plane_instance: &str,
+) -> Result<(), RpcError> {
+    let name = controller_name(identity, &member.replica);
+    client.bdev_nvme_detach_controller(&name).await?;
+    // Stock data planes have an instance that the agent made up; see `supervise`.
+    let drains = !plane_instance.starts_with("pid-");
+    let is_ipv6 = member.traddr.contains(':');
+    let params = AttachParams {
+        name,
+        trtype: "tcp".to_owned(),
+        adrfam: if is_ipv6 { "ipv6" } else { "ipv4" }.to_owned(),
+        traddr: member.traddr.clone(),
+        trsvcid: member.trsvcid.to_string(),
+        subnqn: member.nqn.clone(),
+        hostnqn: identity.host_nqn(),
+        ctrlr_loss_timeout_sec: if drains { -1 } else { 0 },
+        reconnect_delay_sec: u32::from(drains),
+        fast_io_fail_timeout_sec: u32::from(drains),
+    };
+    let devices = client.bdev_nvme_attach_controller(&params, ATTACH_DEADLINE).await?;
+    let expected = leg_bdev(identity, &member.replica);
+    if devices.contains(&expected) {
+        return Ok(());
+    }
+    client.bdev_nvme_detach_controller(&params.name).await?;
+    let reason = format!("controller {} has devices {devices:?}, not {expected}", params.name);
+    Err(RpcError::Answer { method: "bdev_nvme_attach_controller".to_owned(), reason })
+}
+
+/// Ends the connection to a replica.
+pub(super) async fn detach(client: &Client, identity: &Identity, replica: &str) -> Result<(), RpcError> {
+    client.bdev_nvme_detach_controller(&controller_name(identity, replica)).await
+}
+
+/// Ends the connections to a volume's replicas that are not wanted any more.
+pub(super) async fn detach_others(
+    client: &Client,
+    volume: &str,
+    wanted: impl Fn(&str, u64) -> bool,
+) -> Result<(), RpcError> {
+    for name in client.nvme_controller_names().await? {
+        if let Some((of, replica, epoch)) = parse_controller(&name)
+            && of == volume
+            && !wanted(replica, epoch)
+        {
+            tracing::info!(controller = %name, "detaching");
+            client.bdev_nvme_detach_controller(&name).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes all objects of a volume's engine, whatever state they are in.
+pub(super) async fn sweep(client: &Client, volume: &str) -> Result<(), RpcError> {
+    // The mirror first: I/O of hosts that hangs in it would keep their sessions from ending.
+    client.addax_mirror_delete(&mirror_name(volume)).await?;
+    client.nvmf_delete_subsystem(&volume_nqn(volume)).await?;
+    detach_others(client, volume, |_, _| false).await
+}
+
+/// Exports the mirror to the allowed hosts.
+pub(super) async fn export(client: &Client, wish: &EngineWish, address: SocketAddr) -> Result<(), AgentError> {
+    let nqn = volume_nqn(&wish.volume);
+    if client.find_subsystem(&nqn).await?.is_none() {
+        client.nvmf_create_subsystem(&nqn, &crate::replica::serial(&wish.uuid), "Addax Volume").await?;
+    }
+    let found = client.find_subsystem(&nqn).await?;
+    let found =
+        found.ok_or_else(|| AgentError::Internal(format!("subsystem {nqn} is not there after its creation")))?;
+    if found.namespaces.is_empty() {
+        client.nvmf_subsystem_add_ns(&nqn, &mirror_name(&wish.volume), wish.uuid).await?;
+    }
+    set_hosts(client, &nqn, &found.hosts(), &wish.allowed_hosts).await?;
+    let listener = Listener::tcp(address);
+    if !found.listens(&listener) {
+        client.nvmf_subsystem_add_listener(&nqn, &listener).await?;
+    }
+    Ok(())
+}
+
+/// Makes the allow-list of the volume what is wanted. Sessions of hosts that go are ended and drained.
+pub(super) async fn allow_only(client: &Client, volume: &str, hosts: &[String]) -> Result<(), AgentError> {
+    let nqn = volume_nqn(volume);
+    let found = client.find_subsystem(&nqn).await?;
+    let found = found.ok_or_else(|| AgentError::Unavailable(format!("volume '{volume}' is not exported now")))?;
+    Ok(set_hosts(client, &nqn, &found.hosts(), hosts).await?)
+}
+
+async fn set_hosts(client: &Client, nqn: &str, has: &BTreeSet<String>, wanted: &[String]) -> Result<(), RpcError> {
+    for host in has.iter().filter(|host| !wanted.contains(host)) {
+        client.nvmf_subsystem_remove_host(nqn, host, DRAIN_DEADLINE).await?;
+    }
+    for host in wanted.iter().collect::<BTreeSet<_>>().into_iter().filter(|host| !has.contains(*host)) {
+        client.nvmf_subsystem_add_host(nqn, host).await?;
+    }
+    Ok(())
+}
+
+/// UUID of a volume's mirror device; not the namespace's, so that a loop-back connection could show both.
+pub(super) fn mirror_uuid(volume_uuid: &Uuid) -> Uuid {
+    Uuid::new_v5(volume_uuid, b"mirror")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn controllers_are_told_apart_by_volume_replica_and_epoch() {
+        let identity =
+            Identity { volume: "v".to_owned(), epoch: 12, instance: "e".to_owned(), lineage: "l".to_owned() };
+        let name = controller_name(&identity, "v-r-1");
+        assert_eq!(parse_controller(&name), Some(("v", "v-r-1", 12)));
+        for other in ["m.v-r-1", "m.v.r", "m.v.r.x", "other"] {
+            assert_eq!(parse_controller(other), None, "{other}");
+        }
+        assert_eq!(volume_of(&mirror_name("v")), Some("v"));
+        assert_eq!(leg_bdev(&identity, "a"), "m.v.a.12n1");
+    }
+}

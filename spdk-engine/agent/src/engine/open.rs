@@ -1,0 +1,319 @@
+//! Runs the mirror core's opener: its actions become calls to the arbiter, to other agents and to the data plane.
+//!
+//! *What it is.* [`open`] is one attempt to open a volume, from the record to a mirror that runs. The decisions are all
+//! in [`mirror_core::Opener`]; here are the hands.
+//!
+//! *Invariants.*
+//! - A replica counts as promoted only when it is promoted *and* connected, so that a member which cannot be reached by
+//!   the data plane leaves `S` as one that cannot be promoted.
+//! - The instance is durable before the arbiter hears of it (the caller's duty).
+//! - A member of `S` that was never promoted holds no data although the record says so: its disk was emptied or
+//!   replaced. It is not promoted, unless this is the first epoch, or no member of `S` ever was (the first opening failed).
+//!
+//! *When things fail.* The attempt fails and everything attached is swept away; the caller tries again with a new
+//! instance. A failed attempt leaves a raised epoch behind, which is harmless.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use mirror_core::{
+    Config, EngineInstance, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams, Opener, OpenerParams, Options,
+    PromoteError, ReplicaId, VolumeId,
+};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::build::{self, Identity};
+use super::peers::Peers;
+use crate::arbiter::{Arbiter, block_size, config_to_mirror};
+use crate::error::AgentError;
+use crate::replica::Promotion;
+use crate::rpc::{LegParams, MirrorParams};
+use crate::state::{EngineWish, MemberWish};
+use crate::supervise::Plane;
+
+/// What an attempt needs.
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
+    pub(super) plane: Arc<Plane>,
+    pub(super) arbiter: Arc<dyn Arbiter>,
+    pub(super) peers: Peers,
+    /// The wish as it is now; members may be told while the attempt runs.
+    pub(super) wish: watch::Receiver<EngineWish>,
+    pub(super) instance: String,
+}
+
+/// A mirror that runs.
+#[derive(Clone, Debug)]
+pub(super) struct Opened {
+    pub(super) plane: Arc<Plane>,
+    pub(super) identity: Identity,
+    pub(super) config: Config,
+    /// Data-plane instance of each replica when it was promoted.
+    pub(super) planes: BTreeMap<String, String>,
+}
+
+/// Why an attempt failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum OpenFailure {
+    /// By the rules.
+    #[error(transparent)]
+    Rule(#[from] OpenError),
+    /// By the data plane or a bad request.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+}
+
+/// What is known of the replicas during one attempt.
+#[derive(Debug, Default)]
+struct Known {
+    /// Whether a member of `S` was never promoted.
+    fresh: BTreeMap<String, bool>,
+    planes: BTreeMap<String, String>,
+}
+
+impl Attempt {
+    fn volume(&self) -> String {
+        self.wish.borrow().volume.clone()
+    }
+
+    fn member(&self, replica: &str) -> Option<MemberWish> {
+        self.wish.borrow().members.get(replica).cloned()
+    }
+}
+
+/// Opens a volume. `raised` is told the epoch once it is this engine's.
+pub(super) async fn open(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<Opened, OpenFailure> {
+    let volume = attempt.volume();
+    let client = &attempt.plane.client;
+    build::sweep(client, &volume).await.map_err(AgentError::from)?;
+    let steps = async {
+        let (params, known) = run(attempt, raised).await?;
+        create(attempt, &params, &known).await.map_err(OpenFailure::from)
+    };
+    let opened = tokio::select! {
+        opened = steps => opened,
+        // Nothing that was attached is left; waiting for members would only lose time.
+        () = client.closed() => Err(AgentError::Unavailable("the data plane ended meanwhile".to_owned()).into()),
+    };
+    if opened.is_err()
+        && let Err(error) = build::sweep(client, &volume).await
+    {
+        // The next attempt sweeps again, or the data plane is gone and everything with it.
+        tracing::warn!(volume, %error, "cannot remove what a failed opening left behind");
+    }
+    opened
+}
+
+struct Run<'a> {
+    attempt: &'a Attempt,
+    raised: &'a watch::Sender<u64>,
+    known: Arc<Mutex<Known>>,
+    config: Option<Config>,
+    pending: FuturesUnordered<BoxFuture<'a, OpenInput>>,
+    wake_at: Duration,
+    done: Option<Result<OpenParams, OpenError>>,
+}
+
+async fn run(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<(OpenParams, Known), OpenFailure> {
+    let mut opener = Opener::new(opener_params(attempt)?);
+    let mut run = Run {
+        attempt,
+        raised,
+        known: Arc::default(),
+        config: None,
+        pending: FuturesUnordered::new(),
+        wake_at: Duration::MAX,
+        done: None,
+    };
+    let began = Instant::now();
+    let mut input = OpenInput::Start;
+    loop {
+        let mut actions = Vec::new();
+        let now = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        opener.apply(now, input, &mut actions);
+        for action in actions {
+            run.act(action);
+        }
+        if let Some(done) = run.done.take() {
+            let known = std::mem::take(&mut *lock(&run.known));
+            return Ok((done?, known));
+        }
+        let until = began.checked_add(run.wake_at).unwrap_or_else(|| began + Duration::from_secs(3600));
+        input = tokio::select! {
+            Some(answer) = run.pending.next() => answer,
+            () = tokio::time::sleep_until(until) => OpenInput::Tick,
+        };
+    }
+}
+
+fn opener_params(attempt: &Attempt) -> Result<OpenerParams, OpenFailure> {
+    let wish = attempt.wish.borrow();
+    let local = wish.members.keys().filter(|replica| attempt.peers.is_local(replica));
+    let local = local.map(|replica| ReplicaId::new(replica)).collect::<Result<_, _>>().map_err(OpenError::from)?;
+    Ok(OpenerParams {
+        volume: VolumeId::new(&wish.volume).map_err(OpenError::from)?,
+        block_size: block_size(),
+        engine_instance: EngineInstance::new(&attempt.instance).map_err(OpenError::from)?,
+        lineage: None,
+        local,
+        options: Options::default(),
+        waits: mirror_core::OpenWaits::default(),
+    })
+}
+
+impl<'a> Run<'a> {
+    fn act(&mut self, action: OpenAction) {
+        let attempt = self.attempt;
+        match action {
+            OpenAction::ReadRecord => self.pending.push(Box::pin(async move {
+                let result = attempt.arbiter.read(&attempt.volume()).await;
+                OpenInput::RecordRead { result }
+            })),
+            OpenAction::DoCas { cas, expect, next } => {
+                self.config = Some(next.clone());
+                self.pending.push(Box::pin(async move {
+                    let outcome = attempt.arbiter.swap(&attempt.volume(), &expect, &next).await;
+                    OpenInput::CasAnswer { cas, outcome }
+                }));
+            }
+            OpenAction::Promote { replica, epoch, .. } => self.promote(replica, epoch.0),
+            // It is connected: see the module's invariants.
+            OpenAction::Connect { leg, .. } => {
+                self.pending.push(Box::pin(async move { OpenInput::Connected { leg, up: true } }));
+            }
+            OpenAction::WakeAt { at } => self.wake_at = Duration::from_nanos(at),
+            OpenAction::Event(event) => self.tell(&event),
+            OpenAction::Ready(params) => self.done = Some(Ok(*params)),
+            OpenAction::Failed { reason } => self.done = Some(Err(reason)),
+        }
+    }
+
+    fn promote(&mut self, replica: ReplicaId, epoch: u64) {
+        let Some(config) = &self.config else { return };
+        let (attempt, known) = (self.attempt, self.known.clone());
+        let identity = Identity {
+            volume: attempt.volume(),
+            epoch,
+            instance: attempt.instance.clone(),
+            lineage: config.lineage.as_str().to_owned(),
+        };
+        let members: Vec<String> = config.in_sync.iter().map(|member| member.as_str().to_owned()).collect();
+        self.pending.push(Box::pin(async move {
+            let result = promote_and_attach(attempt, &identity, replica.as_str(), &members, &known).await;
+            OpenInput::Promoted { replica, result }
+        }));
+    }
+
+    fn tell(&self, event: &OpenEvent) {
+        tracing::info!(volume = %self.attempt.volume(), ?event, "opening");
+        if let OpenEvent::EpochRaised { epoch, .. } = event {
+            self.raised.send_replace(epoch.0);
+        }
+    }
+}
+
+async fn promote_and_attach(
+    attempt: &Attempt,
+    identity: &Identity,
+    replica: &str,
+    members: &[String],
+    known: &Mutex<Known>,
+) -> Result<(), PromoteError> {
+    // A manager may yet tell where it is.
+    let member = attempt.member(replica).ok_or(PromoteError::Unreachable)?;
+    // Epoch 1 is a volume's first opening: nobody can have held data before.
+    if identity.epoch > 1 && members.iter().any(|name| name == replica) {
+        check_not_emptied(attempt, &member, members, known).await?;
+    }
+    let promotion = Promotion {
+        volume: identity.volume.clone(),
+        epoch: identity.epoch,
+        instance: identity.instance.clone(),
+        lineage: identity.lineage.clone(),
+    };
+    let promoted = attempt.peers.promote(&member, promotion).await?;
+    let plane = promoted.data_plane_instance;
+    if let Err(error) = build::attach(&attempt.plane.client, identity, &member, &plane).await {
+        tracing::warn!(volume = %identity.volume, replica, %error, "promoted, but cannot be connected");
+        return Err(PromoteError::Unreachable);
+    }
+    lock(known).planes.insert(replica.to_owned(), plane);
+    Ok(())
+}
+
+/// Refuses a member of `S` that was never promoted while another one was; see the module's invariants.
+async fn check_not_emptied(
+    attempt: &Attempt,
+    member: &MemberWish,
+    members: &[String],
+    known: &Mutex<Known>,
+) -> Result<(), PromoteError> {
+    let decided = lock(known).fresh.get(&member.replica).copied();
+    let fresh = match decided {
+        Some(fresh) => fresh,
+        None => {
+            let found = attempt.peers.replica(member).await?;
+            let fresh = found.ok_or(PromoteError::Unusable)?.fresh;
+            lock(known).fresh.insert(member.replica.clone(), fresh);
+            fresh
+        }
+    };
+    if !fresh {
+        return Ok(());
+    }
+    let known = lock(known);
+    let others: Vec<Option<bool>> = members.iter().map(|name| known.fresh.get(name).copied()).collect();
+    if others.iter().any(|fresh| *fresh == Some(false)) {
+        tracing::error!(replica = %member.replica, "in sync by the record, but it never held data: not used");
+        return Err(PromoteError::Unusable);
+    }
+    // As long as one was not asked, it may be the one that holds the data.
+    if others.iter().all(|fresh| *fresh == Some(true)) { Ok(()) } else { Err(PromoteError::Unreachable) }
+}
+
+/// Makes the mirror that the opener decided on.
+async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result<Opened, AgentError> {
+    let wish = attempt.wish.borrow().clone();
+    let config = &params.config;
+    let identity = Identity {
+        volume: wish.volume.clone(),
+        epoch: config.epoch.0,
+        instance: attempt.instance.clone(),
+        lineage: config.lineage.as_str().to_owned(),
+    };
+    let leg = |leg: &mirror_core::LegInit| LegParams {
+        replica: leg.replica.as_str().to_owned(),
+        bdev_name: build::leg_bdev(&identity, leg.replica.as_str()),
+        local: leg.local,
+    };
+    let replica_of = |id| params.legs.iter().find(|leg| leg.leg == id).map(|leg| leg.replica.as_str().to_owned());
+    let mirror = MirrorParams {
+        name: build::mirror_name(&wish.volume),
+        uuid: build::mirror_uuid(&wish.uuid).to_string(),
+        block_size: params.block_size,
+        size_bytes: params.num_blocks * u64::from(params.block_size),
+        volume: wish.volume.clone(),
+        config: config_to_mirror(config),
+        legs: params.legs.iter().map(leg).collect(),
+        equalise_from: params.equalise_from.and_then(replica_of),
+    };
+    attempt.plane.client.addax_mirror_create(&mirror).await?;
+    // Connections that the decision has no use for.
+    let legs: BTreeSet<&str> = params.legs.iter().map(|leg| leg.replica.as_str()).collect();
+    let wanted = |replica: &str, epoch| epoch == identity.epoch && legs.contains(replica);
+    build::detach_others(&attempt.plane.client, &identity.volume, wanted).await?;
+    Ok(Opened {
+        plane: attempt.plane.clone(),
+        identity: identity.clone(),
+        config: config.clone(),
+        planes: known.planes.clone(),
+    })
+}
+
+fn lock(known: &Mutex<Known>) -> std::sync::MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,812 @@
+//! The owner task of one engine: opens its volume, keeps it open, closes it.
+//!
+//! *States.*
+//! ```text
+//!            ┌──────────── pause ◀── attempt failed ──┐
+//!            ▼                                        │
+//! Waiting (data plane down) ──▶ Opening ──────────────┴──▶ Lost (another engine has the volume): a manager must ask
+//!            ▲                     │ mirror runs
+//!            └── data plane gone, mirror stopped ── Open
+//!                                  │ StopEngine
+//!                                  ▼ closed, forgotten
+//! ```
+//! *Invariants.*
+//! - An opening that nobody asked for begins by reading the record; it goes on only if the record is this agent's.
+//! - While `Open`, a task of its own serves swaps, so that no call to this owner delays an acknowledgement.
+//! - A leg that the mirror let go is detached, so that nothing of it reconnects.
+//!
+//! *When things fail.* A lost leg whose data plane was restarted is promoted again in the same epoch, so that it can come
+//! back within the mirror's grace. A replica of `R` without a leg is connected again and again. Both with growing
+//! pauses, from [`MEND`] to [`MEND_MAX`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use addax_api::nqn::volume_nqn;
+use addax_proto::engine_v1 as pb;
+use mirror_core::{OpenError, RecordError};
+use pb::event::Object;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::build::{self, Identity, mirror_name};
+use super::open::{Attempt, OpenFailure, Opened, open};
+use super::swaps::SwapServer;
+use super::{EngineContext, Signals, Wishes};
+use crate::arbiter::{config_to_mirror, mirror_to_config};
+use crate::error::AgentError;
+use crate::hub::Key;
+use crate::replica::Promotion;
+use crate::rpc::{LegParams, MirrorConfig, MirrorLeg, MirrorState, RpcError};
+use crate::state::{BLOCK_SIZE, EngineWish, MemberWish};
+use crate::supervise::{Plane, PlaneStatus};
+
+/// Deadline of closing a mirror: drain, flush, and the closing swap.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(60);
+/// Deadline of taking a leg out, which needs a swap.
+const REMOVE_DEADLINE: Duration = Duration::from_secs(20);
+/// Pauses between attempts to open.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often lost legs and replicas of `R` without a leg are looked after.
+const MEND: Duration = Duration::from_millis(250);
+const MEND_MAX: Duration = Duration::from_secs(5);
+
+const FROZEN: &str = "writes wait: the in-sync set may not shrink further";
+const EQUALISING: &str = "the members are made equal after an unclean stop; hosts are served after that";
+
+type Reply<T> = oneshot::Sender<Result<T, AgentError>>;
+
+/// What an owner is asked for.
+#[derive(Debug)]
+pub(super) enum Command {
+    Start { wish: EngineWish, reply: Reply<pb::Engine> },
+    Stop { reply: Reply<u64> },
+    AddReplica { member: MemberWish, reply: Reply<pb::Engine> },
+    RemoveReplica { replica: String, reply: Reply<pb::Engine> },
+    SetHosts { hosts: Vec<String>, reply: Reply<pb::Engine> },
+}
+
+enum Phase {
+    /// Not open; tried again at that time or when the data plane comes.
+    Waiting {
+        reason: String,
+        until: Instant,
+    },
+    Opening(Opening),
+    Open(Box<Open>),
+    /// Not open, and not tried until a manager asks.
+    Lost(String),
+}
+
+struct Opening {
+    task: JoinHandle<Result<Opened, OpenFailure>>,
+    raised: watch::Receiver<u64>,
+}
+
+struct Open {
+    plane: Arc<Plane>,
+    identity: Identity,
+    config: MirrorConfig,
+    legs: Vec<MirrorLeg>,
+    /// Data-plane instance of each replica at its last promote.
+    planes: BTreeMap<String, String>,
+    frozen: bool,
+    equalising: bool,
+    /// Why the frontend is not there yet.
+    unexported: Option<String>,
+    stop_swaps: CancellationToken,
+}
+
+pub(super) struct Owner {
+    wish: EngineWish,
+    /// What an opening under way reads.
+    published: watch::Sender<EngineWish>,
+    /// A manager asked, and no epoch was raised since.
+    asked: bool,
+    phase: Phase,
+    pause: Duration,
+    mend_at: Option<Instant>,
+    mend_pause: Duration,
+    stopping: bool,
+    context: EngineContext,
+    wishes: Wishes,
+    signals: Arc<Signals>,
+}
+
+/// What woke the owner.
+enum Wake {
+    Command(Option<Command>),
+    Plane(bool),
+    Changes,
+    Opened(Result<Opened, OpenFailure>),
+    Timer,
+    Shutdown,
+}
+
+impl Owner {
+    pub(super) fn new(
+        wish: EngineWish,
+        asked: bool,
+        context: EngineContext,
+        wishes: Wishes,
+        signals: Arc<Signals>,
+    ) -> Self {
+        let published = watch::Sender::new(wish.clone());
+        let phase = Phase::Waiting { reason: "starting".to_owned(), until: Instant::now() };
+        Self {
+            wish,
+            published,
+            asked,
+            phase,
+            pause: PAUSE_MIN,
+            mend_at: None,
+            mend_pause: MEND,
+            stopping: false,
+            context,
+            wishes,
+            signals,
+        }
+    }
+
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut plane = self.context.plane.clone();
+        plane.mark_changed();
+        loop {
+            self.tell();
+            match self.wait(&mut commands, &mut plane).await {
+                Wake::Command(Some(Command::Stop { reply })) => {
+                    let result = self.stop().await;
+                    let stopped = result.is_ok();
+                    let _ = reply.send(result);
+                    if stopped {
+                        return;
+                    }
+                }
+                Wake::Command(Some(command)) => self.apply(command).await,
+                Wake::Command(None) | Wake::Shutdown | Wake::Plane(false) => {
+                    self.let_go();
+                    return;
+                }
+                Wake::Plane(true) => self.plane_changed(),
+                Wake::Changes => self.look(false).await,
+                Wake::Opened(result) => self.opened(result).await,
+                Wake::Timer => {}
+            }
+            self.advance().await;
+        }
+    }
+
+    async fn wait(&mut self, commands: &mut mpsc::Receiver<Command>, plane: &mut watch::Receiver<PlaneStatus>) -> Wake {
+        let shutdown = self.context.shutdown.clone();
+        let timer = match &self.phase {
+            Phase::Waiting { until, .. } if self.context.plane.borrow().plane.is_some() => Some(*until),
+            Phase::Open(_) => self.mend_at,
+            _ => None,
+        };
+        let opening = async {
+            match &mut self.phase {
+                Phase::Opening(opening) => match (&mut opening.task).await {
+                    Ok(result) => result,
+                    Err(error) => Err(AgentError::Internal(format!("opening ended: {error}")).into()),
+                },
+                _ => std::future::pending().await,
+            }
+        };
+        let sleep = async {
+            match timer {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => Wake::Shutdown,
+            command = commands.recv() => Wake::Command(command),
+            changed = plane.changed() => Wake::Plane(changed.is_ok()),
+            () = self.signals.changes.notified() => Wake::Changes,
+            result = opening => Wake::Opened(result),
+            () = sleep => Wake::Timer,
+        }
+    }
+
+    /// Does what can be done now: begin an opening, mend legs, export.
+    async fn advance(&mut self) {
+        match &self.phase {
+            Phase::Waiting { until, .. } if *until <= Instant::now() => self.begin().await,
+            Phase::Open(_) if self.mend_at.is_some_and(|at| at <= Instant::now()) => {
+                let pause = self.mend_pause;
+                self.look(true).await;
+                // Looking says that there is something to mend, not that it is new.
+                self.mend_pause = pause;
+                self.mend().await;
+            }
+            _ => {}
+        }
+    }
+
+    // --- opening ---
+
+    fn plane_changed(&mut self) {
+        let plane = self.context.plane.borrow().plane.clone();
+        let lost = match &self.phase {
+            Phase::Open(open) => {
+                // A new connection to the same process changes nothing but the connection: adopt again.
+                plane.as_ref().is_none_or(|plane| plane.client.is_closed() || open.plane.client.is_closed())
+            }
+            // An opening notices by itself that its data plane has gone.
+            _ => false,
+        };
+        if lost {
+            self.let_go();
+        }
+        if let Phase::Waiting { until, .. } = &mut self.phase {
+            *until = Instant::now();
+            self.pause = PAUSE_MIN;
+        }
+    }
+
+    /// Forgets a mirror or an opening without touching the data plane.
+    fn let_go(&mut self) {
+        match &self.phase {
+            Phase::Open(open) => open.stop_swaps.cancel(),
+            Phase::Opening(opening) => opening.task.abort(),
+            _ => {}
+        }
+        if !matches!(self.phase, Phase::Lost(_)) {
+            self.phase = Phase::Waiting { reason: "the data plane is down".to_owned(), until: Instant::now() };
+        }
+        self.mend_at = None;
+    }
+
+    fn wait_again(&mut self, reason: String) {
+        tracing::warn!(volume = %self.wish.volume, %reason, "the volume is not open");
+        self.phase = Phase::Waiting { reason, until: Instant::now() + self.pause };
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+    }
+
+    async fn begin(&mut self) {
+        let plane = self.context.plane.borrow().plane.clone();
+        let Some(plane) = plane else {
+            let reason = format!("the data plane is down: {}", self.context.plane.borrow().reason);
+            self.phase = Phase::Waiting { reason, until: Instant::now() };
+            return;
+        };
+        if !plane.has_mirror() {
+            self.phase = Phase::Lost(format!("the data plane ({}) has no mirror", plane.version));
+            return;
+        }
+        match self.adopt(&plane).await {
+            Ok(true) => return,
+            Ok(false) => {}
+            Err(error) => return self.wait_again(error.to_string()),
+        }
+        if !self.asked {
+            match self.is_record_ours().await {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.phase = Phase::Lost("another engine has opened the volume since".to_owned());
+                    return;
+                }
+                Err(error) => return self.wait_again(format!("the arbiter: {error}")),
+            }
+        }
+        let instance = Uuid::new_v4().to_string();
+        self.wish.remember(&instance);
+        self.published.send_replace(self.wish.clone());
+        if let Err(error) = self.wishes.put(&self.wish).await {
+            return self.wait_again(error.to_string());
+        }
+        let attempt = Attempt {
+            plane,
+            arbiter: self.context.arbiter.clone(),
+            peers: self.context.peers.clone(),
+            wish: self.published.subscribe(),
+            instance,
+        };
+        let (raise, raised) = watch::channel(0);
+        let task = tokio::spawn(async move { open(&attempt, &raise).await });
+        self.phase = Phase::Opening(Opening { task, raised });
+    }
+
+    async fn is_record_ours(&self) -> Result<bool, RecordError> {
+        let record = self.context.arbiter.read(&self.wish.volume).await?;
+        Ok(self.wish.instances.iter().any(|instance| instance == record.engine_instance.as_str()))
+    }
+
+    /// Takes over a mirror that runs already, made by an earlier life of this agent.
+    async fn adopt(&mut self, plane: &Arc<Plane>) -> Result<bool, RpcError> {
+        let found = plane.client.addax_mirror_get(&mirror_name(&self.wish.volume)).await?;
+        let Some(mirror) = found.filter(|mirror| mirror.state == "open" || mirror.state == "closing") else {
+            return Ok(false);
+        };
+        if !self.wish.instances.contains(&mirror.config.engine_instance) {
+            return Ok(false);
+        }
+        let Ok(config) = mirror_to_config(&mirror.config) else { return Ok(false) };
+        let identity = Identity {
+            volume: self.wish.volume.clone(),
+            epoch: config.epoch.0,
+            instance: config.engine_instance.as_str().to_owned(),
+            lineage: config.lineage.as_str().to_owned(),
+        };
+        tracing::info!(volume = %self.wish.volume, epoch = identity.epoch, "adopting a mirror that runs");
+        self.asked = false;
+        self.hold(Opened { plane: plane.clone(), identity, config, planes: BTreeMap::new() }).await;
+        Ok(true)
+    }
+
+    async fn opened(&mut self, result: Result<Opened, OpenFailure>) {
+        if let Phase::Opening(opening) = &self.phase
+            && *opening.raised.borrow() > 0
+        {
+            self.asked = false;
+        }
+        match result {
+            Ok(opened) => self.hold(opened).await,
+            Err(OpenFailure::Rule(OpenError::Superseded)) => {
+                self.phase = Phase::Lost(OpenError::Superseded.to_string());
+            }
+            Err(failure) => {
+                let again = self.context.plane.borrow().plane.is_some();
+                self.wait_again(failure.to_string());
+                if !again {
+                    // The next data plane is used as soon as it is there.
+                    self.pause = PAUSE_MIN;
+                }
+            }
+        }
+    }
+
+    /// From now on the mirror is ours to serve.
+    async fn hold(&mut self, opened: Opened) {
+        let stop_swaps = self.context.shutdown.child_token();
+        let server = SwapServer {
+            client: opened.plane.client.clone(),
+            arbiter: self.context.arbiter.clone(),
+            identity: opened.identity.clone(),
+            signals: self.signals.clone(),
+            stop: stop_swaps.clone(),
+        };
+        tokio::spawn(server.run());
+        self.pause = PAUSE_MIN;
+        self.mend_pause = MEND;
+        self.phase = Phase::Open(Box::new(Open {
+            plane: opened.plane,
+            identity: opened.identity,
+            config: config_to_mirror(&opened.config),
+            legs: Vec::new(),
+            planes: opened.planes,
+            frozen: false,
+            equalising: false,
+            unexported: Some("not exported yet".to_owned()),
+            stop_swaps,
+        }));
+        self.export().await;
+        self.signals.stale();
+    }
+
+    async fn export(&mut self) {
+        let Phase::Open(open) = &mut self.phase else { return };
+        let result = build::export(&open.plane.client, &self.wish, self.context.data_address).await;
+        open.unexported = result.err().map(|error| error.to_string());
+        if let Some(reason) = &open.unexported {
+            tracing::warn!(volume = %self.wish.volume, %reason, "cannot export the volume yet");
+            self.mend_soon();
+        }
+    }
+
+    // --- while open ---
+
+    /// Takes what the events brought, and reads the mirror if anything but progress happened or if told to.
+    async fn look(&mut self, anyway: bool) {
+        let news = self.signals.take();
+        let Phase::Open(open) = &mut self.phase else { return };
+        for (replica, (copied, total)) in news.progress {
+            if let Some(leg) = open.legs.iter_mut().find(|leg| leg.replica == replica) {
+                (leg.copied_blocks, leg.total_blocks) = (copied, total);
+            }
+        }
+        if !news.stale && !anyway {
+            return;
+        }
+        match open.plane.client.addax_mirror_get(&mirror_name(&open.identity.volume)).await {
+            Ok(Some(mirror)) => self.seen(mirror).await,
+            Ok(None) => self.end("the mirror is not in the data plane any more").await,
+            Err(error) => {
+                tracing::warn!(volume = %self.wish.volume, %error, "cannot read the mirror");
+                self.mend_soon();
+            }
+        }
+    }
+
+    async fn seen(&mut self, mirror: MirrorState) {
+        let Phase::Open(open) = &mut self.phase else { return };
+        open.config = mirror.config;
+        open.legs = mirror.legs;
+        (open.frozen, open.equalising) = (mirror.frozen, mirror.equalising);
+        if mirror.state == "stopped" {
+            return self.end("the mirror stopped: the record or a replica refuses this engine").await;
+        }
+        let epoch = open.identity.epoch;
+        let legs: BTreeSet<&str> =
+            open.legs.iter().filter(|leg| leg.state != "out").map(|leg| leg.replica.as_str()).collect();
+        let wanted = |replica: &str, of: u64| of == epoch && legs.contains(replica);
+        if let Err(error) = build::detach_others(&open.plane.client, &open.identity.volume, wanted).await {
+            tracing::warn!(volume = %self.wish.volume, %error, "cannot detach what the mirror let go");
+        }
+        if self.needs_mending() {
+            self.mend_pause = MEND;
+            self.mend_soon();
+        } else {
+            self.mend_at = None;
+        }
+    }
+
+    fn mend_soon(&mut self) {
+        self.mend_at.get_or_insert(Instant::now() + self.mend_pause);
+    }
+
+    fn needs_mending(&self) -> bool {
+        let Phase::Open(open) = &self.phase else { return false };
+        open.unexported.is_some() || !self.lost_legs().is_empty() || !self.orphans().is_empty()
+    }
+
+    fn lost_legs(&self) -> Vec<MemberWish> {
+        let Phase::Open(open) = &self.phase else { return Vec::new() };
+        let lost = open.legs.iter().filter(|leg| leg.state == "lost");
+        lost.filter_map(|leg| self.wish.members.get(&leg.replica).cloned()).collect()
+    }
+
+    /// Replicas of `R` that have no leg.
+    fn orphans(&self) -> Vec<MemberWish> {
+        let Phase::Open(open) = &self.phase else { return Vec::new() };
+        let has_leg = |replica: &String| open.legs.iter().any(|leg| leg.replica == *replica);
+        let orphans = open.config.rebuilding.iter().filter(|replica| !has_leg(replica));
+        orphans.filter_map(|replica| self.wish.members.get(replica).cloned()).collect()
+    }
+
+    /// The mirror is of no use any more. If the record is still ours, the volume is opened anew; else another engine has
+    /// it, and `begin` finds that out.
+    async fn end(&mut self, reason: &str) {
+        let Phase::Open(open) = &self.phase else { return };
+        open.stop_swaps.cancel();
+        if let Err(error) = build::sweep(&open.plane.client, &self.wish.volume).await {
+            tracing::warn!(volume = %self.wish.volume, %error, "cannot remove the stopped mirror");
+        }
+        self.mend_at = None;
+        self.wait_again(reason.to_owned());
+    }
+
+    async fn mend(&mut self) {
+        self.mend_at = None;
+        if matches!(&self.phase, Phase::Open(open) if open.unexported.is_some()) {
+            self.export().await;
+        }
+        for member in self.lost_legs() {
+            self.revive(&member).await;
+        }
+        for member in self.orphans() {
+            if let Err(error) = self.connect_leg(&member).await {
+                tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot rebuild yet");
+            }
+        }
+        if self.needs_mending() {
+            self.mend_pause = (self.mend_pause * 2).min(MEND_MAX);
+            self.mend_soon();
+        }
+    }
+
+    fn promotion(identity: &Identity) -> Promotion {
+        Promotion {
+            volume: identity.volume.clone(),
+            epoch: identity.epoch,
+            instance: identity.instance.clone(),
+            lineage: identity.lineage.clone(),
+        }
+    }
+
+    /// A lost leg's data plane may have been restarted: then nobody is on its allow-list until a promote. While it is
+    /// the same process, the connection comes back by itself and a promote would only end it again.
+    async fn revive(&mut self, member: &MemberWish) {
+        let Phase::Open(open) = &mut self.phase else { return };
+        let Ok(Some(found)) = self.context.peers.replica(member).await else { return };
+        let running = found.state() == pb::State::Running;
+        if !running || open.planes.get(&member.replica) == Some(&found.data_plane_instance) {
+            return;
+        }
+        match self.context.peers.promote(member, Self::promotion(&open.identity)).await {
+            Ok(promoted) => {
+                open.planes.insert(member.replica.clone(), promoted.data_plane_instance);
+            }
+            Err(error) => {
+                tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot promote again");
+            }
+        }
+    }
+
+    /// Promotes and connects a replica, and gives it to the mirror for a rebuild.
+    async fn connect_leg(&mut self, member: &MemberWish) -> Result<(), AgentError> {
+        let Phase::Open(open) = &mut self.phase else {
+            return Err(AgentError::Unavailable(format!("volume '{}' is not open now", self.wish.volume)));
+        };
+        let promoted = self.context.peers.promote(member, Self::promotion(&open.identity)).await;
+        let promoted = promoted.map_err(|error| {
+            AgentError::Unavailable(format!("replica '{}' cannot be promoted: {error}", member.replica))
+        })?;
+        let client = &open.plane.client;
+        let instance = promoted.data_plane_instance;
+        build::attach(client, &open.identity, member, &instance).await?;
+        let leg = LegParams {
+            replica: member.replica.clone(),
+            bdev_name: build::leg_bdev(&open.identity, &member.replica),
+            local: self.context.peers.is_local(&member.replica),
+        };
+        if let Err(error) = client.addax_mirror_add_leg(&mirror_name(&open.identity.volume), &leg).await {
+            build::detach(client, &open.identity, &member.replica).await?;
+            return Err(error.into());
+        }
+        open.planes.insert(member.replica.clone(), instance);
+        Ok(())
+    }
+
+    // --- commands ---
+
+    async fn apply(&mut self, command: Command) {
+        match command {
+            Command::Start { wish, reply } => {
+                let result = self.start(wish).await;
+                let _ = reply.send(result.map(|()| self.describe()));
+            }
+            Command::AddReplica { member, reply } => {
+                let result = self.add_replica(member).await;
+                let _ = reply.send(result.map(|()| self.describe()));
+            }
+            Command::RemoveReplica { replica, reply } => {
+                let result = self.remove_replica(&replica).await;
+                let _ = reply.send(result.map(|()| self.describe()));
+            }
+            Command::SetHosts { hosts, reply } => {
+                let result = self.set_hosts(hosts).await;
+                let _ = reply.send(result.map(|()| self.describe()));
+            }
+            // Handled by `run`, since it ends the owner.
+            Command::Stop { reply } => drop(reply),
+        }
+    }
+
+    /// Makes a changed wish durable and known to an opening under way.
+    async fn keep(&mut self, wish: EngineWish) -> Result<(), AgentError> {
+        self.wishes.put(&wish).await?;
+        self.wish = wish;
+        self.published.send_replace(self.wish.clone());
+        Ok(())
+    }
+
+    async fn start(&mut self, asked: EngineWish) -> Result<(), AgentError> {
+        if asked.uuid != self.wish.uuid {
+            let text = format!("volume '{}' has the UUID {}, not {}", asked.volume, self.wish.uuid, asked.uuid);
+            return Err(AgentError::Exists(text));
+        }
+        let mut wish = EngineWish { instances: self.wish.instances.clone(), ..asked };
+        // A replica that still has a leg or a place in the record stays known even if the manager leaves it out.
+        if let Phase::Open(open) = &self.phase {
+            for replica in open.legs.iter().map(|leg| &leg.replica) {
+                if let Some(member) = self.wish.members.get(replica) {
+                    wish.members.entry(replica.clone()).or_insert_with(|| member.clone());
+                }
+            }
+        }
+        let hosts_changed = wish.allowed_hosts != self.wish.allowed_hosts;
+        self.keep(wish).await?;
+        match &mut self.phase {
+            Phase::Lost(_) => {
+                self.asked = true;
+                self.phase = Phase::Waiting { reason: "starting".to_owned(), until: Instant::now() };
+            }
+            Phase::Waiting { until, .. } => {
+                self.asked = true;
+                *until = Instant::now();
+            }
+            Phase::Opening(_) => {}
+            Phase::Open(_) if hosts_changed => self.allow_hosts().await?,
+            Phase::Open(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn set_hosts(&mut self, hosts: Vec<String>) -> Result<(), AgentError> {
+        self.keep(EngineWish { allowed_hosts: hosts, ..self.wish.clone() }).await?;
+        self.allow_hosts().await
+    }
+
+    async fn allow_hosts(&self) -> Result<(), AgentError> {
+        match &self.phase {
+            Phase::Open(open) => {
+                build::allow_only(&open.plane.client, &self.wish.volume, &self.wish.allowed_hosts).await
+            }
+            // The export will have them.
+            _ => Ok(()),
+        }
+    }
+
+    async fn add_replica(&mut self, member: MemberWish) -> Result<(), AgentError> {
+        let mut wish = self.wish.clone();
+        wish.members.insert(member.replica.clone(), member.clone());
+        if wish != self.wish {
+            self.keep(wish).await?;
+        }
+        self.look(true).await;
+        if let Phase::Open(open) = &self.phase
+            && open.legs.iter().any(|leg| leg.replica == member.replica && leg.state != "out")
+        {
+            return Ok(());
+        }
+        self.connect_leg(&member).await?;
+        self.look(true).await;
+        Ok(())
+    }
+
+    async fn remove_replica(&mut self, replica: &str) -> Result<(), AgentError> {
+        self.look(true).await;
+        let Phase::Open(open) = &self.phase else {
+            return Err(AgentError::Unavailable(format!("volume '{}' is not open now", self.wish.volume)));
+        };
+        let (client, identity) = (open.plane.client.clone(), open.identity.clone());
+        let has_leg = open.legs.iter().any(|leg| leg.replica == replica);
+        if has_leg {
+            let name = mirror_name(&self.wish.volume);
+            client.addax_mirror_remove_leg(&name, replica, REMOVE_DEADLINE).await?;
+            self.wait_out(replica).await?;
+        } else if is_named(&open.config, replica) {
+            return Err(AgentError::Unavailable(format!(
+                "replica '{replica}' is in the record but not connected; it leaves when its rebuild is abandoned"
+            )));
+        }
+        build::detach(&client, &identity, replica).await?;
+        let mut wish = self.wish.clone();
+        wish.members.remove(replica);
+        self.keep(wish).await
+    }
+
+    /// Waits until the record does not name a replica any more; the swap server does the work meanwhile.
+    async fn wait_out(&mut self, replica: &str) -> Result<(), AgentError> {
+        let end = Instant::now() + REMOVE_DEADLINE;
+        loop {
+            self.look(true).await;
+            let Phase::Open(open) = &self.phase else {
+                return Err(AgentError::Unavailable(format!("volume '{}' is not open any more", self.wish.volume)));
+            };
+            if !is_named(&open.config, replica) && !open.legs.iter().any(|leg| leg.replica == replica) {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                return Err(AgentError::Forbidden(format!(
+                    "replica '{replica}' is still in the record after {REMOVE_DEADLINE:?}: is it the last one in sync?"
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Closes the volume; its epoch.
+    async fn stop(&mut self) -> Result<u64, AgentError> {
+        let epoch = self.epoch();
+        self.stopping = true;
+        self.tell();
+        let result = self.close().await;
+        self.stopping = false;
+        result.map(|()| epoch)
+    }
+
+    async fn close(&mut self) -> Result<(), AgentError> {
+        let closed = || Phase::Lost("closed".to_owned());
+        match &mut self.phase {
+            Phase::Opening(opening) => {
+                opening.task.abort();
+                // What the opening made is removed below, when it has really ended.
+                let _ = (&mut opening.task).await;
+                self.phase = closed();
+            }
+            Phase::Open(open) => {
+                let name = mirror_name(&self.wish.volume);
+                open.plane.client.addax_mirror_close(&name, CLOSE_DEADLINE).await?;
+                open.stop_swaps.cancel();
+                self.phase = closed();
+            }
+            Phase::Waiting { .. } | Phase::Lost(_) => {}
+        }
+        let plane = self.context.plane.borrow().plane.clone().filter(|plane| plane.has_mirror());
+        if let Some(plane) = plane {
+            build::sweep(&plane.client, &self.wish.volume).await?;
+        }
+        self.wishes.remove(&self.wish.volume).await?;
+        tracing::info!(volume = %self.wish.volume, "closed");
+        Ok(())
+    }
+
+    // --- telling ---
+
+    fn epoch(&self) -> u64 {
+        match &self.phase {
+            Phase::Open(open) => open.identity.epoch,
+            Phase::Opening(opening) => *opening.raised.borrow(),
+            _ => 0,
+        }
+    }
+
+    fn tell(&self) {
+        self.context.hub.set(Key::Engine(self.wish.volume.clone()), Object::Engine(self.describe()));
+    }
+
+    fn describe(&self) -> pb::Engine {
+        let (state, message) = match &self.phase {
+            _ if self.stopping => (pb::State::Stopping, String::new()),
+            Phase::Waiting { reason, .. } => (pb::State::Starting, reason.clone()),
+            Phase::Opening(_) => (pb::State::Starting, "opening".to_owned()),
+            Phase::Open(open) => match &open.unexported {
+                None if open.frozen => (pb::State::Running, FROZEN.to_owned()),
+                None if open.equalising => (pb::State::Running, EQUALISING.to_owned()),
+                None => (pb::State::Running, String::new()),
+                Some(reason) => (pb::State::Starting, reason.clone()),
+            },
+            Phase::Lost(reason) => (pb::State::Error, reason.clone()),
+        };
+        let address = pb::Address {
+            traddr: self.context.data_address.ip().to_string(),
+            trsvcid: u32::from(self.context.data_address.port()),
+            nqn: volume_nqn(&self.wish.volume),
+        };
+        let open = match &self.phase {
+            Phase::Open(open) => Some(open),
+            _ => None,
+        };
+        pb::Engine {
+            volume: self.wish.volume.clone(),
+            state: state.into(),
+            message,
+            address: Some(address),
+            epoch: self.epoch(),
+            engine_instance: open.map(|open| open.identity.instance.clone()).unwrap_or_default(),
+            replicas: open.map(|open| self.describe_replicas(open)).unwrap_or_default(),
+            allowed_hosts: self.wish.allowed_hosts.clone(),
+            config_number: open.map_or(0, |open| open.config.config_number),
+        }
+    }
+
+    fn describe_replicas(&self, open: &Open) -> Vec<pb::ReplicaMode> {
+        let named = open.config.in_sync.iter().chain(&open.config.rebuilding);
+        let names: BTreeSet<&String> = named.chain(self.wish.members.keys()).collect();
+        names.into_iter().map(|replica| describe_replica(open, replica)).collect()
+    }
+}
+
+fn is_named(config: &MirrorConfig, replica: &str) -> bool {
+    config.in_sync.iter().chain(&config.rebuilding).any(|name| name == replica)
+}
+
+fn describe_replica(open: &Open, replica: &str) -> pb::ReplicaMode {
+    let leg = open.legs.iter().find(|leg| leg.replica == replica);
+    let member = open.config.in_sync.iter().any(|name| name == replica);
+    let rebuilding = open.config.rebuilding.iter().any(|name| name == replica);
+    let lost = leg.is_some_and(|leg| leg.state == "lost");
+    // The record decides what a replica is; the leg says how it is.
+    let mode = match (member, rebuilding) {
+        (true, _) if lost => pb::Mode::Lost,
+        (true, _) => pb::Mode::InSync,
+        (_, true) => pb::Mode::Rebuilding,
+        _ => pb::Mode::Out,
+    };
+    let block = u64::from(BLOCK_SIZE);
+    let (copied, total) = leg.map_or((0, 0), |leg| (leg.copied_blocks, leg.total_blocks));
+    pb::ReplicaMode {
+        replica: replica.to_owned(),
+        mode: mode.into(),
+        copied_bytes: copied.saturating_mul(block),
+        total_bytes: total.saturating_mul(block),
+        message: if rebuilding && leg.is_none() { "waits to be connected".to_owned() } else { String::new() },
+    }
+}
