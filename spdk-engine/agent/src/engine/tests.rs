@@ -1,1 +1,422 @@
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::arbiter::{Fault, MemoryArbiter, record_to_config};
+use crate::fake_plane::{Fabric, FakePlane};
+use crate::replica::{ReplicaContext, Replicas};
+use crate::server::Services;
+use crate::state::Disks;
+use crate::supervise;
+use addax_api::VolumeConfig;
+use serde_json::json;
 
+const SIZE: u64 = 1 << 20;
+const UUID: &str = "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10";
+
+/// One node: a fake data plane and an agent's parts, reachable by gRPC.
+struct Node {
+    dir: tempfile::TempDir,
+    plane: FakePlane,
+    status: watch::Sender<PlaneStatus>,
+    services: Services,
+    agent: String,
+    data: SocketAddr,
+    fabric: Fabric,
+    shutdown: CancellationToken,
+}
+
+async fn up(plane: &FakePlane) -> PlaneStatus {
+    let plane = supervise::tests::greet(&plane.socket).await;
+    PlaneStatus { plane: Some(Arc::new(plane)), ..PlaneStatus::default() }
+}
+
+impl Node {
+    async fn new(number: u8, fabric: &Fabric, arbiter: &MemoryArbiter) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let data: SocketAddr = format!("127.0.0.{number}:4420").parse().unwrap();
+        let plane = FakePlane::serve(dir.path(), false, fabric.clone());
+        plane.listen_at(&data.ip().to_string(), data.port());
+        let (status, receiver) = watch::channel(up(&plane).await);
+        let shutdown = CancellationToken::new();
+        let services = parts(dir.path(), data, receiver, arbiter, &shutdown).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let agent = listener.local_addr().unwrap().to_string();
+        let served = services.clone();
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(pb::replicas_server::ReplicasServer::new(served))
+                .serve_with_incoming(incoming),
+        );
+        Self { dir, plane, status, services, agent, data, fabric: fabric.clone(), shutdown }
+    }
+
+    /// The data plane dies and another one is started.
+    async fn restart_plane(&mut self) {
+        self.kill_plane();
+        self.plane = FakePlane::serve(self.dir.path(), false, self.fabric.clone());
+        self.plane.listen_at(&self.data.ip().to_string(), self.data.port());
+        self.status.send_replace(up(&self.plane).await);
+    }
+
+    fn kill_plane(&self) {
+        self.plane.kill();
+        self.status.send_replace(PlaneStatus { reason: "killed".to_owned(), ..PlaneStatus::default() });
+    }
+
+    /// The agent dies and another one is started, on the same data plane.
+    async fn restart_agent(&mut self, arbiter: &MemoryArbiter) {
+        self.shutdown.cancel();
+        self.shutdown = CancellationToken::new();
+        let status = self.status.subscribe();
+        self.services = parts(self.dir.path(), self.data, status, arbiter, &self.shutdown).await;
+    }
+
+    async fn add_replica(&self, name: &str) {
+        let request = pb::StartReplicaRequest {
+            name: name.to_owned(),
+            volume: "v".to_owned(),
+            disk: "d".to_owned(),
+            size_bytes: SIZE,
+            create: true,
+        };
+        self.services.replicas.start(request).await.unwrap();
+    }
+
+    fn member(&self, replica: &str) -> pb::Member {
+        pb::Member {
+            replica: replica.to_owned(),
+            agent: self.agent.clone(),
+            address: Some(pb::Address {
+                traddr: self.data.ip().to_string(),
+                trsvcid: u32::from(self.data.port()),
+                nqn: addax_api::nqn::replica_nqn(replica),
+            }),
+        }
+    }
+
+    async fn wait_engine(&self, what: &str, holds: impl Fn(&pb::Engine) -> bool) -> pb::Engine {
+        let mut version = self.services.hub.subscribe();
+        let wait = async {
+            loop {
+                if let Some(engine) = self.services.hub.engine("v").filter(|engine| holds(engine)) {
+                    return engine;
+                }
+                version.changed().await.unwrap();
+            }
+        };
+        let found = tokio::time::timeout(Duration::from_secs(30), wait).await;
+        found.unwrap_or_else(|_| panic!("never: {what}; {:#?}", self.services.hub.engine("v")))
+    }
+
+    async fn running(&self) -> pb::Engine {
+        self.wait_engine("running", |engine| engine.state() == pb::State::Running && !engine.replicas.is_empty()).await
+    }
+}
+
+async fn parts(
+    dir: &std::path::Path,
+    data_address: SocketAddr,
+    plane: watch::Receiver<PlaneStatus>,
+    arbiter: &MemoryArbiter,
+    shutdown: &CancellationToken,
+) -> Services {
+    let disk = dir.join("disk");
+    std::fs::create_dir_all(&disk).unwrap();
+    let hub = Hub::default();
+    let context = ReplicaContext { plane: plane.clone(), hub: hub.clone(), data_address, shutdown: shutdown.clone() };
+    let replicas = Replicas::open(Disks::new(BTreeMap::from([("d".to_owned(), disk)])), context).await.unwrap();
+    let context = EngineContext {
+        plane,
+        hub: hub.clone(),
+        data_address,
+        arbiter: Arc::new(arbiter.clone()),
+        peers: Peers::new(replicas.clone(), None),
+        shutdown: shutdown.clone(),
+    };
+    let engines = Engines::open(EngineStore::open(dir).unwrap(), context);
+    Services { replicas, engines, hub, shutdown: shutdown.clone() }
+}
+
+fn record(in_sync: &[&str]) -> mirror_core::Config {
+    let record = VolumeConfig {
+        lineage: "l".to_owned(),
+        epoch: 0,
+        engine_instance: String::new(),
+        config_number: 1,
+        in_sync: in_sync.iter().map(|name| (*name).to_owned()).collect(),
+        rebuilding: Vec::new(),
+        min_in_sync: 1,
+        size: i64::try_from(SIZE).unwrap(),
+        clean: true,
+    };
+    record_to_config(&record).unwrap()
+}
+
+struct Cluster {
+    nodes: Vec<Node>,
+    arbiter: MemoryArbiter,
+}
+
+const NAMES: [&str; 3] = ["v-r-0", "v-r-1", "v-r-2"];
+
+/// Nodes with a replica of volume `v` each; the record is there and clean.
+async fn cluster(nodes: u8) -> Cluster {
+    let (fabric, arbiter) = (Fabric::default(), MemoryArbiter::default());
+    let mut made = Vec::new();
+    for number in 0..nodes {
+        let node = Node::new(number + 1, &fabric, &arbiter).await;
+        node.add_replica(NAMES[usize::from(number)]).await;
+        made.push(node);
+    }
+    arbiter.put("v", record(&NAMES[..usize::from(nodes)]));
+    Cluster { nodes: made, arbiter }
+}
+
+impl Cluster {
+    fn request(&self) -> pb::StartEngineRequest {
+        pb::StartEngineRequest {
+            volume: "v".to_owned(),
+            size_bytes: SIZE,
+            replicas: self.nodes.iter().zip(NAMES).map(|(node, name)| node.member(name)).collect(),
+            allowed_hosts: vec!["nqn.2014-08.org.example:host-1".to_owned()],
+            uuid: UUID.to_owned(),
+        }
+    }
+
+    async fn open(&self, node: usize) -> pb::Engine {
+        self.nodes[node].services.engines.start(self.request()).await.unwrap();
+        self.nodes[node].running().await
+    }
+}
+
+fn modes(engine: &pb::Engine) -> Vec<(&str, pb::Mode)> {
+    engine.replicas.iter().map(|replica| (replica.replica.as_str(), replica.mode())).collect()
+}
+
+fn in_sync(arbiter: &MemoryArbiter) -> Vec<String> {
+    arbiter.get("v").unwrap().in_sync.iter().map(|replica| replica.as_str().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_volume_opens_with_all_members_promoted_and_is_closed_cleanly() {
+    let cluster = cluster(3).await;
+    let engine = cluster.open(0).await;
+    assert_eq!(engine.epoch, 1);
+    assert!(engine.replicas.iter().all(|replica| replica.mode() == pb::Mode::InSync));
+    let record = cluster.arbiter.get("v").unwrap();
+    assert_eq!((record.epoch.0, record.in_sync.len(), record.clean), (1, 3, false));
+    for (node, name) in cluster.nodes.iter().zip(NAMES) {
+        let replica = node.services.hub.replica(name).unwrap();
+        assert_eq!((replica.promoted_epoch, &replica.promoted_instance), (1, &engine.engine_instance));
+    }
+    {
+        let state = cluster.nodes[0].plane.state.lock().unwrap();
+        let subsystem = &state.subsystems["nqn.2026-11.io.addax:volume:v"];
+        assert_eq!(subsystem.hosts.len(), 1);
+        assert_eq!(subsystem.namespaces[0]["uuid"], json!(UUID));
+    }
+    // Asking again changes nothing.
+    assert_eq!(cluster.nodes[0].services.engines.start(cluster.request()).await.unwrap().epoch, 1);
+    let stopped = cluster.nodes[0].services.engines.stop("v").await.unwrap();
+    assert_eq!(stopped.state(), pb::State::Stopped);
+    assert!(cluster.arbiter.get("v").unwrap().clean);
+    let state = cluster.nodes[0].plane.state.lock().unwrap();
+    assert!(state.mirrors.is_empty() && state.controllers.is_empty());
+    assert!(!state.subsystems.contains_key("nqn.2026-11.io.addax:volume:v"));
+    drop(state);
+    assert!(cluster.nodes[0].services.engines.list().is_empty());
+    assert_eq!(cluster.nodes[0].services.engines.stop("v").await.unwrap().state(), pb::State::Stopped);
+}
+
+#[tokio::test]
+async fn a_member_that_cannot_be_promoted_leaves_before_the_volume_serves() {
+    let cluster = cluster(3).await;
+    cluster.nodes[2].kill_plane();
+    let engine = cluster.open(0).await;
+    assert_eq!(in_sync(&cluster.arbiter), ["v-r-0", "v-r-1"]);
+    assert!(modes(&engine).contains(&("v-r-2", pb::Mode::Out)));
+}
+
+#[tokio::test]
+async fn swaps_are_carried_out_and_unknown_outcomes_settled() {
+    let cluster = cluster(2).await;
+    cluster.open(0).await;
+    cluster.arbiter.fault(Fault::Held);
+    cluster.arbiter.fault(Fault::CommittedSilently);
+    cluster.nodes[0].plane.ask_swap("v.v", |next| {
+        next["in_sync"] = json!(["v-r-0"]);
+        next["config_number"] = json!(2);
+    });
+    let node = &cluster.nodes[0];
+    node.plane.wait_until("settled", |state| state.mirrors["v.v"].pending.is_none()).await;
+    assert_eq!(node.plane.state.lock().unwrap().mirrors["v.v"].state, "open");
+    assert_eq!(in_sync(&cluster.arbiter), ["v-r-0"]);
+    assert_eq!(cluster.arbiter.release(), 0, "a queued request was committed after the matter was settled");
+    let engine = node.wait_engine("told", |engine| engine.config_number == 2).await;
+    assert!(modes(&engine).contains(&("v-r-1", pb::Mode::Out)));
+}
+
+#[tokio::test]
+async fn a_swap_against_a_newer_epoch_ends_the_engine_and_it_stays_ended() {
+    let cluster = cluster(2).await;
+    cluster.open(0).await;
+    // Another node takes the volume over.
+    let engine = cluster.open(1).await;
+    assert_eq!(engine.epoch, 2);
+    cluster.nodes[0].plane.ask_swap("v.v", |next| {
+        next["in_sync"] = json!(["v-r-0"]);
+        next["config_number"] = json!(9);
+    });
+    let lost = cluster.nodes[0].wait_engine("lost", |engine| engine.state() == pb::State::Error).await;
+    assert!(lost.message.contains("another engine"), "{}", lost.message);
+    assert!(cluster.nodes[0].plane.state.lock().unwrap().mirrors.is_empty());
+    assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 2);
+    // A restart of its data plane or its agent does not bring it back either.
+    let mut cluster = cluster;
+    cluster.nodes[0].restart_plane().await;
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes[0].restart_agent(&arbiter).await;
+    cluster.nodes[0].wait_engine("lost", |engine| engine.state() == pb::State::Error).await;
+    assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 2);
+    // But a manager may ask for it.
+    cluster.open(0).await;
+    assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 3);
+}
+
+#[tokio::test]
+async fn a_restarted_data_plane_reopens_by_itself_with_a_new_epoch() {
+    let mut cluster = cluster(3).await;
+    let first = cluster.open(0).await;
+    cluster.nodes[0].restart_plane().await;
+    let second = cluster.nodes[0].wait_engine("epoch 2", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
+    assert_ne!(first.engine_instance, second.engine_instance);
+    // Unclean: one stays a member, the others are copied.
+    let record = cluster.arbiter.get("v").unwrap();
+    assert_eq!((record.in_sync.len(), record.rebuilding.len()), (1, 2));
+    assert!(record.in_sync.iter().any(|replica| replica.as_str() == "v-r-0"), "the local one is the source");
+    let controllers: Vec<String> = cluster.nodes[0].plane.state.lock().unwrap().controllers.keys().cloned().collect();
+    assert_eq!(controllers, ["m.v.v-r-0.2", "m.v.v-r-1.2", "m.v.v-r-2.2"]);
+}
+
+#[tokio::test]
+async fn a_new_agent_adopts_the_mirror_that_runs() {
+    let mut cluster = cluster(2).await;
+    let engine = cluster.open(0).await;
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes[0].restart_agent(&arbiter).await;
+    let adopted = cluster.nodes[0].running().await;
+    assert_eq!((adopted.epoch, adopted.engine_instance), (engine.epoch, engine.engine_instance));
+    assert_eq!(cluster.nodes[0].plane.state.lock().unwrap().called("mirror_create").len(), 1);
+    // And serves its swaps.
+    cluster.nodes[0].plane.ask_swap("v.v", |next| {
+        next["in_sync"] = json!(["v-r-0"]);
+        next["config_number"] = json!(2);
+    });
+    cluster.nodes[0].plane.wait_until("settled", |state| state.mirrors["v.v"].pending.is_none()).await;
+    assert_eq!(in_sync(&cluster.arbiter), ["v-r-0"]);
+}
+
+#[tokio::test]
+async fn a_swap_that_was_pending_when_the_agent_died_is_served_by_the_next() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    cluster.nodes[0].shutdown.cancel();
+    cluster.nodes[0].plane.ask_swap("v.v", |next| {
+        next["in_sync"] = json!(["v-r-0"]);
+        next["config_number"] = json!(2);
+    });
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes[0].restart_agent(&arbiter).await;
+    cluster.nodes[0].plane.wait_until("settled", |state| state.mirrors["v.v"].pending.is_none()).await;
+    assert_eq!(in_sync(&cluster.arbiter), ["v-r-0"]);
+}
+
+#[tokio::test]
+async fn replicas_are_added_and_removed_and_let_go() {
+    let cluster = cluster(3).await;
+    cluster.arbiter.put("v", record(&NAMES[..2]));
+    cluster.open(0).await;
+    let engines = &cluster.nodes[0].services.engines;
+    let member = Some(cluster.nodes[2].member(NAMES[2]));
+    engines.add_replica("v", member.clone()).await.unwrap();
+    engines.add_replica("v", member).await.unwrap();
+    assert_eq!(cluster.nodes[0].plane.state.lock().unwrap().called("add_leg").len(), 1);
+    assert_eq!(cluster.nodes[2].services.hub.replica(NAMES[2]).unwrap().promoted_epoch, 1);
+    assert!(cluster.nodes[0].plane.state.lock().unwrap().controllers.contains_key("m.v.v-r-2.1"));
+    let engine = engines.remove_replica("v", NAMES[2]).await.unwrap();
+    assert!(!modes(&engine).iter().any(|(replica, _)| *replica == NAMES[2]));
+    assert!(!cluster.nodes[0].plane.state.lock().unwrap().controllers.contains_key("m.v.v-r-2.1"));
+    let engine = engines.remove_replica("v", NAMES[2]).await.unwrap();
+    assert_eq!(engine.replicas.len(), 2);
+}
+
+#[tokio::test]
+async fn hosts_are_replaced() {
+    let cluster = cluster(1).await;
+    cluster.open(0).await;
+    let hosts = vec!["nqn.2014-08.org.example:host-2".to_owned()];
+    let engine = cluster.nodes[0].services.engines.set_hosts("v", hosts.clone()).await.unwrap();
+    assert_eq!(engine.allowed_hosts, hosts);
+    let state = cluster.nodes[0].plane.state.lock().unwrap();
+    let subsystem = &state.subsystems["nqn.2026-11.io.addax:volume:v"];
+    assert_eq!(subsystem.hosts.iter().cloned().collect::<Vec<_>>(), hosts);
+}
+
+#[tokio::test]
+async fn a_member_whose_disk_was_emptied_is_no_source() {
+    let cluster = cluster(2).await;
+    cluster.open(0).await;
+    cluster.nodes[0].services.engines.stop("v").await.unwrap();
+    // Node 0 loses its data and gets an empty replica of the same name; node 1 is away at first.
+    cluster.nodes[0].services.replicas.delete(NAMES[0], "d").await.unwrap();
+    cluster.nodes[0].add_replica(NAMES[0]).await;
+    let engine = cluster.open(0).await;
+    assert_eq!(in_sync(&cluster.arbiter), [NAMES[1]]);
+    assert!(modes(&engine).contains(&(NAMES[0], pb::Mode::Out)));
+}
+
+#[tokio::test]
+async fn no_arbiter_and_no_record_open_nothing() {
+    let cluster = cluster(1).await;
+    cluster.arbiter.set_away(true);
+    let engines = &cluster.nodes[0].services.engines;
+    engines.start(cluster.request()).await.unwrap();
+    cluster.nodes[0].wait_engine("opening", |engine| engine.message == "opening").await;
+    assert!(cluster.nodes[0].plane.state.lock().unwrap().mirrors.is_empty());
+    cluster.arbiter.set_away(false);
+    assert_eq!(cluster.nodes[0].running().await.epoch, 1);
+    let mut other = cluster.request();
+    other.volume = "w".to_owned();
+    engines.start(other).await.unwrap();
+    let mut version = cluster.nodes[0].services.hub.subscribe();
+    while !cluster.nodes[0].services.engines.get("w").unwrap().message.contains("no record") {
+        version.changed().await.unwrap();
+    }
+    engines.stop("w").await.unwrap();
+    assert!(matches!(engines.get("w"), Err(AgentError::NotFound { .. })));
+}
+
+#[tokio::test]
+async fn bad_requests_are_refused_and_change_nothing() {
+    let cluster = cluster(1).await;
+    let engines = &cluster.nodes[0].services.engines;
+    let good = cluster.request();
+    let spoil: [(&str, fn(&mut pb::StartEngineRequest)); 8] = [
+        ("volume", |r| r.volume = "A/b".to_owned()),
+        ("uuid", |r| r.uuid = "x".to_owned()),
+        ("replicas", |r| r.replicas.clear()),
+        ("replicas", |r| r.replicas.push(r.replicas[0].clone())),
+        ("agent", |r| r.replicas[0].agent.clear()),
+        ("address.traddr", |r| r.replicas[0].address.as_mut().unwrap().traddr = "host".to_owned()),
+        ("address.trsvcid", |r| r.replicas[0].address.as_mut().unwrap().trsvcid = 70_000),
+        ("allowed_hosts", |r| r.allowed_hosts.push("me".to_owned())),
+    ];
+    for (field, spoil) in spoil {
+        let mut request = good.clone();
+        spoil(&mut request);
+        let error = engines.start(request).await.unwrap_err();
+        assert!(matches!(&error, AgentError::Invalid { field: f, .. } if *f == field), "{field}: {error}");
+    }
+    assert!(engines.list().is_empty());
+    assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 0);
+}
