@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use nvme_wire::Status;
 use nvme_wire::features::AsyncEvent;
 use nvme_wire::property::{Capabilities, Configuration, ControllerStatus, Shutdown, VERSION_2_0, offset};
-use nvme_wire::Status;
 
 use super::address::Address;
 use super::admin;

@@ -1,0 +1,5 @@
+#![allow(clippy::unwrap_used)]
+mod chunks;
+mod faults;
+mod flow;
+mod host;
