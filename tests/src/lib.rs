@@ -3,5 +3,8 @@
 //! The tests themselves are under `tests/`. `setup.sh` beside this crate's manifest installs the programs they
 //! need.
 
+pub mod engine;
 pub mod guest;
+pub mod programs;
+pub mod python;
 pub mod spdk;
