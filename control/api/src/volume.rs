@@ -26,6 +26,8 @@ pub const CONDITION_REPLICAS_READY: &str = "ReplicasReady";
 pub const CONDITION_REDUNDANT: &str = "Redundant";
 /// Condition: whether the arbiter record is there.
 pub const CONDITION_INITIALISED: &str = "Initialised";
+/// Condition: whether the copies have the size that is wanted; absent when they have.
+pub const CONDITION_EXPANDED: &str = "Expanded";
 /// Condition: why a deletion waits.
 pub const CONDITION_DELETION_BLOCKED: &str = "DeletionBlocked";
 

@@ -20,16 +20,20 @@ use crate::observed::{Observed, Tabled};
 use crate::write;
 
 /// What is to be done for an attachment now.
-pub fn plan(observed: &Observed, name: &str, _now: Timestamp) -> Vec<Action> {
+pub fn plan(observed: &Observed, name: &str, now: Timestamp) -> Vec<Action> {
     let (Some(old), Some(volume)) = (observed.attachments.get(name), observed.volumes.get(name)) else {
         return Vec::new();
     };
-    let node = desired_node(observed, volume, old);
+    let node = desired_node(observed, volume, old, now);
     let mut attached = volume.clone();
     attached.spec.node_id = node.to_owned();
     let mut new = old.clone();
-    let tickets: BTreeMap<String, TicketStatus> =
-        old.spec.tickets.iter().map(|(id, ticket)| (id.clone(), judge(observed, volume, old, node, ticket))).collect();
+    let tickets: BTreeMap<String, TicketStatus> = old
+        .spec
+        .tickets
+        .iter()
+        .map(|(id, ticket)| (id.clone(), judge(observed, volume, old, node, ticket, now)))
+        .collect();
     new.status.get_or_insert_default().tickets = tickets;
     let mut actions = write::patches(volume, &attached);
     actions.extend(write::patches(old, &new));
@@ -37,7 +41,12 @@ pub fn plan(observed: &Observed, name: &str, _now: Timestamp) -> Vec<Action> {
 }
 
 /// Where the volume is to be attached; empty for nowhere.
-fn desired_node<'a>(observed: &Observed, volume: &'a Volume, attachment: &'a VolumeAttachment) -> &'a str {
+fn desired_node<'a>(
+    observed: &Observed,
+    volume: &'a Volume,
+    attachment: &'a VolumeAttachment,
+    now: Timestamp,
+) -> &'a str {
     let current = volume.spec.node_id.as_str();
     if !current.is_empty() {
         let wanted = attachment.spec.tickets.values().any(|ticket| ticket.node_id == current);
@@ -46,7 +55,8 @@ fn desired_node<'a>(observed: &Observed, volume: &'a Volume, attachment: &'a Vol
     if !can_attach(observed, volume) {
         return "";
     }
-    let known = attachment.spec.tickets.iter().filter(|(_, ticket)| observed.nodes.get(&ticket.node_id).is_some());
+    let able = |node: &str| observed.nodes.get(node).is_some() && observed.is_alive(node, now);
+    let known = attachment.spec.tickets.iter().filter(|(_, ticket)| able(&ticket.node_id));
     // Of equal priorities the smallest name: the maximum keeps the last of equals, so names are compared in reverse.
     let winner = known.max_by(|(a_id, a), (b_id, b)| {
         let by_priority = a.type_.priority().cmp(&b.type_.priority());
@@ -71,6 +81,7 @@ fn judge(
     attachment: &VolumeAttachment,
     node: &str,
     ticket: &Ticket,
+    now: Timestamp,
 ) -> TicketStatus {
     let refused = |message: String| TicketStatus { satisfied: false, message };
     let wanted = ticket.node_id.as_str();
@@ -89,6 +100,9 @@ fn judge(
             "the volume is attached to node {node} for ticket {}: that one must go first",
             holders.join(", ")
         ));
+    }
+    if node.is_empty() && !observed.is_alive(wanted, now) {
+        return refused(format!("node {wanted} gives no sign of life"));
     }
     let current = volume.status.as_ref().map_or("", |status| status.current_node_id.as_str());
     match state(volume) {
@@ -144,6 +158,17 @@ mod tests {
             ))),
             ""
         );
+    }
+
+    #[test]
+    fn a_dead_node_wins_nothing() {
+        let seen =
+            seen().with(detached()).with(node("n2").dead()).with(attachment("v").ticket("a", TicketType::Api, "n2"));
+        assert_eq!(chosen(&seen), "");
+        assert_eq!(message(&seen, "a"), "node n2 gives no sign of life");
+        let other =
+            seen.with(attachment("v").ticket("a", TicketType::Api, "n2").ticket("b", TicketType::CsiAttacher, "n1"));
+        assert_eq!(chosen(&other), "n1");
     }
 
     #[test]

@@ -115,3 +115,75 @@ pub(crate) fn claim(observed: &Observed, key: &Key) -> Vec<Action> {
 pub fn next_expiry(observed: &Observed, now: Timestamp) -> Option<Timestamp> {
     observed.leases.values().map(|lease| lease.expires_at()).filter(|at| *at > now).min()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{at, node, observed, replica, setting, volume};
+
+    const NODES: [&str; 3] = ["n1", "n2", "n3"];
+
+    fn seen() -> Observed {
+        NODES.iter().fold(observed(), |seen, name| seen.with(node(name)))
+    }
+
+    /// Whether each node acts on the object.
+    fn verdicts(seen: &Observed, key: &Key) -> Vec<Verdict> {
+        NODES.iter().map(|name| verdict(&seen.clone().me(name), key, at(0))).collect()
+    }
+
+    fn owned(seen: &Observed, key: &Key, node: &str) -> Observed {
+        seen.apply(&claim(&seen.clone().me(node), key))
+    }
+
+    #[test]
+    fn the_attach_node_takes_over_and_keeps_control_after_the_detachment() {
+        let key = Key::new(Kind::Volume, "v");
+        let mut seen = owned(&seen().with(volume("v")), &key, "n1");
+        assert_eq!(verdicts(&seen, &key), [Verdict::Mine, Verdict::NotMine, Verdict::NotMine]);
+        let mut object = seen.volumes.get("v").unwrap().clone();
+        object.spec.node_id = "n2".to_owned();
+        seen.volumes.put(std::sync::Arc::new(object.clone()));
+        assert_eq!(verdicts(&seen, &key), [Verdict::NotMine, Verdict::Claim, Verdict::NotMine]);
+        let mut seen = owned(&seen, &key, "n2");
+        object = seen.volumes.get("v").unwrap().clone();
+        object.spec.node_id = String::new();
+        seen.volumes.put(std::sync::Arc::new(object));
+        assert_eq!(verdicts(&seen, &key), [Verdict::NotMine, Verdict::Mine, Verdict::NotMine]);
+    }
+
+    #[test]
+    fn of_a_dead_owner_exactly_one_successor_claims() {
+        for name in ["a", "b", "c", "d", "e"] {
+            let key = Key::new(Kind::Replica, name);
+            let seen = seen().with(replica(name, "v").on("n3", "d"));
+            let seen = owned(&seen, &key, "n3").with(node("n3").dead());
+            let claims = verdicts(&seen, &key).into_iter().filter(|verdict| *verdict == Verdict::Claim);
+            assert_eq!(claims.count(), 1);
+            let back = seen.with(node("n3"));
+            assert_eq!(verdicts(&back, &key), [Verdict::NotMine, Verdict::NotMine, Verdict::Mine]);
+        }
+    }
+
+    #[test]
+    fn what_does_not_exist_is_made_by_one() {
+        let own = Key::new(Kind::Node, "n2");
+        let none = observed().with(node("n1"));
+        assert_eq!(verdict(&none.clone().me("n2"), &own, at(0)), Verdict::Mine);
+        assert_eq!(verdict(&none, &own, at(0)), Verdict::NotMine);
+        let key = Key::new(Kind::Setting, "default-replica-count");
+        let makers = verdicts(&seen(), &key).into_iter().filter(|verdict| *verdict == Verdict::Mine);
+        assert_eq!(makers.count(), 1);
+        assert_eq!(verdict(&seen().with(volume("v")), &Key::new(Kind::Volume, "w"), at(0)), Verdict::NotMine);
+        let kept = owned(&seen().with(setting("default-replica-count", "2")), &key, "n2");
+        assert_eq!(verdicts(&kept, &key)[1], Verdict::Mine);
+    }
+
+    #[test]
+    fn the_next_expiry_is_the_earliest_to_come() {
+        let seen = seen().with(node("n3").dead());
+        let expiry = next_expiry(&seen, at(0)).unwrap();
+        assert_eq!(Some(expiry), seen.leases.get("n1").map(|lease| lease.expires_at()));
+        assert_eq!(next_expiry(&seen, expiry), None);
+    }
+}

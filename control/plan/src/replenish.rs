@@ -92,12 +92,13 @@ fn wait_for_return(pass: &Pass<'_>) -> Option<Timestamp> {
 /// Why there is no place, in one sentence.
 pub(crate) fn create(pass: &mut Pass<'_>, count: usize, mut used_nodes: BTreeSet<String>) -> Result<(), String> {
     let spec = &pass.new.spec;
+    let size = pass.config().map_or(spec.size, |config| config.size);
     let mut scheduler = Scheduler::new(pass.observed, &pass.settings, pass.now);
     let mut places = Vec::new();
     for _ in 0..count {
         let request = Request {
             volume: pass.name,
-            size: spec.size,
+            size,
             node_selector: &spec.node_selector,
             disk_selector: &spec.disk_selector,
             soft_anti_affinity: spec.replica_soft_anti_affinity || pass.settings.replica_soft_anti_affinity,
@@ -117,7 +118,7 @@ pub(crate) fn create(pass: &mut Pass<'_>, count: usize, mut used_nodes: BTreeSet
             volume_name: pass.name.to_owned(),
             node_id: place.node.clone(),
             disk_id: place.disk,
-            size: pass.new.spec.size,
+            size,
             desire_state: DesiredState::Running,
             ..ReplicaSpec::default()
         };

@@ -18,7 +18,7 @@ use addax_api::{InstanceState, ReplicaAddress, ResourceExt, VolumeConfig, Volume
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-use crate::action::{Action, AgentCall, Key, Kind};
+use crate::action::{Action, AgentCall, Kind};
 use crate::build::{agent, apply, at, member, observed, setting, volume};
 use crate::observed::{AgentView, CallFailure, MemberMode, NodeLease, Observed, Tabled};
 use crate::related;
@@ -332,12 +332,10 @@ impl World {
         let mut entry = self.truth.agents[node].engines[volume].replicas[replica].clone();
         let before = entry.clone();
         match entry.mode {
-            MemberMode::InSync if !reachable => {
-                // The last one cannot leave: the volume waits for it.
-                if config.in_sync.len() > 1 {
-                    self.swap(volume, |config| put_out(config, replica));
-                    entry.mode = MemberMode::Out;
-                }
+            // The last one cannot leave: the volume waits for it.
+            MemberMode::InSync if !reachable && config.in_sync.len() > 1 => {
+                self.swap(volume, |config| put_out(config, replica));
+                entry.mode = MemberMode::Out;
             }
             MemberMode::Rebuilding if !reachable => {
                 self.swap(volume, |config| put_out(config, replica));

@@ -10,7 +10,10 @@ use addax_api::replica::CONDITION_INSTANCE_READY;
 use addax_api::volume::{CONDITION_INITIALISED, Robustness, VolumeConfig, VolumeState};
 use addax_api::{InstanceState, Replica, ResourceExt, condition};
 
+use jiff::Timestamp;
+
 use super::{Pass, state_of};
+use crate::action::Action;
 use crate::observed::Tabled;
 use crate::replenish;
 use crate::write;
@@ -31,6 +34,8 @@ pub(super) fn step(pass: &mut Pass<'_>) {
         pass.set_condition(CONDITION_INITIALISED, false, "RecordMissing", &message);
         return;
     }
+    let due = pass.replicas.values().filter_map(give_up_at).filter(|due| *due > pass.now).min();
+    pass.actions.extend(due.map(Action::RequeueAt));
     let wanted = pass.new.spec.number_of_replicas as usize;
     let present: Vec<&Replica> = pass.replicas.values().filter(|replica| !replica.is_deleting()).collect();
     let (doomed, good): (Vec<&Replica>, Vec<&Replica>) =
@@ -96,10 +101,12 @@ fn is_doomed(pass: &Pass<'_>, replica: &Replica) -> bool {
     if !pass.is_node_up(&replica.spec.node_id) {
         return true;
     }
-    let Some(status) = &replica.status else {
-        return false;
-    };
-    let ready = condition::get(&status.conditions, CONDITION_INSTANCE_READY);
-    let since = ready.map_or(pass.now, |condition| condition.last_transition_time.0);
-    status.current_state == InstanceState::Error && write::after(since, GIVE_UP_AFTER_SECONDS) <= pass.now
+    give_up_at(replica).is_some_and(|due| due <= pass.now)
+}
+
+/// When a broken replica is given up.
+fn give_up_at(replica: &Replica) -> Option<Timestamp> {
+    let status = replica.status.as_ref().filter(|status| status.current_state == InstanceState::Error)?;
+    let ready = condition::get(&status.conditions, CONDITION_INSTANCE_READY)?;
+    Some(write::after(ready.last_transition_time.0, GIVE_UP_AFTER_SECONDS))
 }

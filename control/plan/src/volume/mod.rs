@@ -31,11 +31,12 @@ use std::collections::BTreeMap;
 
 use addax_api::setting::Settings;
 use addax_api::volume::{
-    CONDITION_INITIALISED, CONDITION_REDUNDANT, CONDITION_SCHEDULED, Robustness, VolumeConfig, VolumeState,
+    CONDITION_EXPANDED, CONDITION_INITIALISED, CONDITION_REDUNDANT, CONDITION_SCHEDULED, Robustness, VolumeConfig,
+    VolumeState,
 };
 use addax_api::{
-    Engine, InstanceState, LABEL_VOLUME, NAMESPACE, ObjectMeta, Replica, ResourceExt, Volume, VolumeAttachment,
-    VolumeAttachmentSpec, VolumeStatus, condition,
+    ConditionStatus, Engine, InstanceState, LABEL_VOLUME, NAMESPACE, ObjectMeta, Replica, ResourceExt, Volume,
+    VolumeAttachment, VolumeAttachmentSpec, VolumeStatus, condition,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -108,6 +109,7 @@ impl<'a> Pass<'a> {
             None => create::step(self),
             Some(config) => {
                 self.set_condition(CONDITION_INITIALISED, true, "Recorded", "");
+                self.expansion(&config);
                 members::step(self, &config);
                 attach::step(self, &config);
                 self.judge(&config);
@@ -149,6 +151,13 @@ impl<'a> Pass<'a> {
             let message = format!("{} → {}{place}", before.state.as_str(), after.state.as_str());
             events.push(write::event(self.old, Severity::Normal, "StateChanged", message));
         }
+        let unscheduled = |status: &VolumeStatus| {
+            let condition = condition::get(&status.conditions, CONDITION_SCHEDULED).cloned();
+            condition.filter(|condition| condition.status == ConditionStatus::False).map(|condition| condition.message)
+        };
+        if let (None, Some(why)) = (unscheduled(before), unscheduled(after)) {
+            events.push(write::event(self.old, Severity::Warning, "NoPlace", why));
+        }
         if before.robustness != after.robustness && before.robustness != Robustness::Unknown {
             let severity = match after.robustness {
                 Robustness::Healthy | Robustness::Unknown => Severity::Normal,
@@ -175,6 +184,16 @@ impl<'a> Pass<'a> {
         let mut object = VolumeAttachment::new(self.name, spec);
         object.metadata = self.meta(self.name, false);
         self.actions.push(Action::Create(Box::new(Object::VolumeAttachment(object))));
+    }
+
+    /// A larger size is a wish until the copies can grow; nothing uses it before.
+    fn expansion(&mut self, config: &VolumeConfig) {
+        if self.new.spec.size == config.size {
+            condition::remove(&mut self.status().conditions, CONDITION_EXPANDED);
+            return;
+        }
+        let message = format!("the volume keeps its {} bytes: this version cannot grow a volume", config.size);
+        self.set_condition(CONDITION_EXPANDED, false, "NotSupported", &message);
     }
 
     /// Robustness by the record, and by whether anybody can serve it.
