@@ -364,6 +364,9 @@ impl Core {
                 leg.changes_flushed = leg.changes_flushed.max(covers);
             }
         }
+        // What a leg that left did counts for nothing.
+        let dropped = self.legs.get(entry.leg).is_none_or(|l| l.role == Role::Dropped);
+        let result = if dropped { Err(LegError::Gone) } else { result };
         match entry.owner {
             Owner::Host { slot, generation } => self.host_io_done(slot, generation, entry.leg, result, out),
             Owner::Copy { slot } => self.copy_io_done(slot, entry.leg, result, out),

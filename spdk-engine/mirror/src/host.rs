@@ -115,6 +115,15 @@ impl HostOps {
         Some(gone)
     }
 
+    /// Forgets what a leg that left did. What is in flight on it stays noted until it is answered.
+    pub(crate) fn forget_leg(&mut self, leg: LegId) {
+        for op in &mut self.slots {
+            op.need.remove(leg);
+            op.ok.remove(leg);
+            op.failed.remove(leg);
+        }
+    }
+
     /// Answers every live command with an error.
     pub(crate) fn fail_all(&mut self, error: HostError, out: &mut Vec<Action>) {
         for slot in 0..self.slots() {

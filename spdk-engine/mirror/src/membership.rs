@@ -67,13 +67,17 @@ impl Core {
         // A runner that tells of the new session only: the old one's I/O is lost all the same.
         self.mark_lost(now, id, false, out);
         self.fail_inflight(id, out);
+        let asked = self.leave_is_asked(id);
         let Some(leg) = self.legs.get_mut(id) else { return };
-        if leg.is_failed() {
-            let reason = leg.eject.unwrap_or(DropReason::Lost);
-            out.push(Action::LegDrop { leg: id, reason });
-            return;
-        }
         leg.link = Link::Up;
+        if leg.eject == Some(DropReason::Lost) && !asked {
+            // Its window was over but no swap could be sent for it: it is welcome again.
+            leg.eject = None;
+            self.update_expected();
+        } else if leg.is_failed() {
+            return; // Dropped already, or will be when the swap is committed.
+        }
+        let Some(leg) = self.legs.get(id) else { return };
         if cache_lost && leg.has_unflushed() && !self.eject_or_drop(id, DropReason::CacheLost) {
             self.stop(StopReason::CacheLost { leg: id }, out);
             return;
@@ -82,6 +86,12 @@ impl Core {
         self.refresh_grace(now);
         let replayed = self.replay(id, out);
         out.push(Action::Event(Event::LegBack { leg: id, replayed }));
+    }
+
+    /// A swap is under way that removes this member, or the leg is no member.
+    fn leave_is_asked(&self, id: LegId) -> bool {
+        let Some(leg) = self.legs.get(id).filter(|l| l.role == Role::Member) else { return true };
+        self.gate.pending.as_ref().is_some_and(|swap| !swap.next.in_sync.contains(&leg.replica))
     }
 
     /// The first leg back after all were lost: the others get their whole window from now (rule 12).
@@ -297,6 +307,10 @@ impl Core {
             self.abandoned.push(leg.replica.clone());
         }
         out.push(Action::LegDrop { leg: id, reason });
+        // Its number may be given to another leg: nothing may remember what this one did.
+        self.host.forget_leg(id);
+        self.copies.forget_leg(id);
+        self.repairs.forget_leg(id);
         self.legs.reap(id);
         self.update_expected();
     }

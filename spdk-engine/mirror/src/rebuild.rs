@@ -92,6 +92,11 @@ impl Copies {
         self.jobs.iter().find(|j| j.leg == leg).map_or(0, |j| j.copied)
     }
 
+    /// Forgets that a leg that left could not read.
+    pub(crate) fn forget_leg(&mut self, leg: LegId) {
+        self.windows.iter_mut().for_each(|w| w.tried.remove(leg));
+    }
+
     /// No window is in use.
     pub(crate) fn is_idle(&self) -> bool {
         self.windows.iter().all(|w| w.stage == Stage::Free)
@@ -251,8 +256,14 @@ impl Core {
         }
     }
 
-    /// Looks at every waiting window again.
+    /// Ends jobs of legs that failed (one that may not leave yet must not keep the windows), and looks at every
+    /// waiting window again.
     pub(crate) fn rescan_copies(&mut self, out: &mut Vec<Action>) {
+        for leg in self.legs.mask(Leg::is_failed).iter() {
+            if self.copies.job_mut(leg).is_some() {
+                self.end_copy(leg);
+            }
+        }
         for slot in 0..self.copies.depth() {
             self.step_copy(slot, out);
         }

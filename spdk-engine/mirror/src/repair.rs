@@ -54,6 +54,15 @@ impl Repairs {
         self.queue.push_back(slot);
     }
 
+    /// Forgets what a leg that left did.
+    pub(crate) fn forget_leg(&mut self, leg: LegId) {
+        if let Some(active) = &mut self.active {
+            active.tried.remove(leg);
+            active.sent.remove(leg);
+            active.done.remove(leg);
+        }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.active.is_none() && self.queue.is_empty()
     }

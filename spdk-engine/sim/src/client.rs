@@ -1,7 +1,9 @@
 //! Hosts: they read and write, remember what they did and saw, and retry when the path is gone.
 //!
-//! Every write has a value of its own (its number), the same on all its blocks. A command that lost its path is sent
-//! again, unchanged, on the next one; an answer from a path that the host has left is not heard.
+//! Every attempt of a write has a value of its own, the same on all its blocks. A command that lost its path is sent
+//! again on the next one; an answer from a path that the host has left is not heard. The attempt on the old path is
+//! finished or dead before the next one is executed (rule 17). The new attempt has a new value, because a host that
+//! has several overlapping writes in flight may find the first attempt, then another write, then the second attempt.
 
 use mirror_core::{HostError, HostId, HostResult, Op};
 
@@ -29,6 +31,7 @@ pub(crate) struct ClientOp {
     pub(crate) value: u64,
     pub(crate) start: Stamp,
     pub(crate) sent_to: Option<EngineRef>,
+    pub(crate) tried: bool,
     pub(crate) done: bool,
 }
 
@@ -61,7 +64,7 @@ impl World {
         let id = HostId(self.fresh_id());
         let start = self.stamp();
         let value = if op.changes_blocks() { id.0 } else { 0 };
-        let command = ClientOp { client, op, lba, blocks, value, start, sent_to: None, done: false };
+        let command = ClientOp { client, op, lba, blocks, value, start, sent_to: None, tried: false, done: false };
         self.trace(|| format!("host {client} begins {}: {op:?} {lba}+{blocks}", id.0));
         if op.changes_blocks() {
             for block in lba..lba + u64::from(blocks) {
@@ -81,9 +84,22 @@ impl World {
         if op.sent_to.is_some() && op.sent_to == active {
             return;
         }
-        op.sent_to = active;
         let Some(to) = active else { return };
-        let body = ToEngine::Host { id, op: op.op, lba: op.lba, blocks: op.blocks };
+        op.sent_to = active;
+        let again = std::mem::replace(&mut op.tried, true);
+        let (old, blocks, changes) = (op.value, op.lba..op.lba + u64::from(op.blocks), op.op.changes_blocks());
+        if again && changes {
+            let (value, at) = (self.fresh_id(), self.stamp());
+            for block in blocks {
+                self.history.write_abandoned(block, old, at);
+                self.history.write_begins(block, value, at);
+            }
+            if let Some(op) = self.ops.get_mut(&id) {
+                op.value = value;
+            }
+        }
+        let Some(op) = self.ops.get(&id) else { return };
+        let body = ToEngine::Host { id, op: op.op, lba: op.lba, blocks: op.blocks, value: op.value };
         let delay = self.rng.range(MS / 100, MS / 2);
         self.post(delay, Event::Engine { to, body });
     }
@@ -139,7 +155,7 @@ impl World {
             for _ in 0..2 {
                 let id = HostId(ZOMBIE + self.fresh_id());
                 let lba = self.rng.range(0, BLOCKS);
-                let body = ToEngine::Host { id, op: Op::Write { fua: false }, lba, blocks: 1 };
+                let body = ToEngine::Host { id, op: Op::Write { fua: false }, lba, blocks: 1, value: id.0 };
                 let delay = self.rng.range(0, 40 * MS);
                 self.post(delay, Event::Engine { to, body });
             }

@@ -13,7 +13,6 @@ use mirror_core::{
     OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, SwapOutcome, VolumeId,
 };
 
-use crate::client::ZOMBIE;
 use crate::faults::MS;
 use crate::world::{
     ConnId, ENGINES, EngineRef, Event, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id, replica_index,
@@ -65,6 +64,7 @@ pub(crate) struct Process {
     rpcs: BTreeMap<u64, Rpc>,
     io: BTreeMap<IoId, (LegId, Payload)>,
     host_data: BTreeMap<HostId, Vec<u64>>,
+    host_values: BTreeMap<HostId, u64>,
     copy_data: Vec<Vec<u64>>,
     /// Swaps that wait for an answer, with the moment the runner gives up on them.
     swaps: BTreeMap<mirror_core::SwapId, u64>,
@@ -124,6 +124,7 @@ impl World {
             rpcs: BTreeMap::new(),
             io: BTreeMap::new(),
             host_data: BTreeMap::new(),
+            host_values: BTreeMap::new(),
             copy_data: Vec::new(),
             swaps: BTreeMap::new(),
             reading: false,
@@ -200,7 +201,10 @@ impl World {
                 _ => {}
             },
             ToEngine::AgentStep => self.agent_step(to),
-            ToEngine::Host { id, op, lba, blocks } => {
+            ToEngine::Host { id, op, lba, blocks, value } => {
+                if let Some(process) = self.process(to) {
+                    process.host_values.insert(id, value); // Captured once (rule 4).
+                }
                 if matches!(self.process(to).map(|p| &p.job), Some(Job::Serving(_))) {
                     self.feed_core(to, Input::Host { id, op, lba, blocks });
                 } else {
@@ -305,7 +309,11 @@ impl World {
         }
     }
 
-    fn open_core(&mut self, me: EngineRef, params: mirror_core::OpenParams) {
+    fn open_core(&mut self, me: EngineRef, mut params: mirror_core::OpenParams) {
+        // A connection may have come or gone since the opener heard of it.
+        for leg in &mut params.legs {
+            leg.up = self.process(me).and_then(|p| p.legs.get(&leg.leg)).is_some_and(|l| l.conn.is_some());
+        }
         let window = params.options.copy_window_blocks as usize;
         let legs = params.legs.clone();
         let core = match Core::open(params) {
@@ -321,13 +329,7 @@ impl World {
         self.became_ready(me);
         self.feed_core(me, Input::Tick);
         for leg in legs {
-            let up = self.process(me).and_then(|p| p.legs.get(&leg.leg)).is_some_and(|l| l.conn.is_some());
-            match (leg.up, up) {
-                (true, false) => self.feed_core(me, Input::LegLost { leg: leg.leg, announced: false }),
-                (false, true) => self.feed_core(me, Input::LegBack { leg: leg.leg, cache_lost: false }),
-                _ => {}
-            }
-            if !up {
+            if !leg.up {
                 self.reattach(me, leg.leg);
             }
         }
@@ -529,14 +531,13 @@ impl World {
         payload: Payload,
     ) {
         let (lba, blocks) = (range.0, range.1 as usize);
-        let value = match payload {
-            Payload::Host(id) if id.0 >= ZOMBIE => id.0,
-            Payload::Host(id) => self.ops.get(&id).map_or(0, |o| o.value),
-            Payload::Copy(_) | Payload::None => 0,
-        };
         let owner = self.arbiter.record.epoch;
         let in_sync = |r: usize, w: &Self| w.arbiter.record.in_sync.contains(&replica_id(r));
         let Some(process) = self.process(me) else { return };
+        let value = match payload {
+            Payload::Host(id) => process.host_values.get(&id).copied().unwrap_or(0),
+            Payload::Copy(_) | Payload::None => 0,
+        };
         let data = match payload {
             Payload::Copy(slot) => process.copy_data[slot.0 as usize][..blocks].to_vec(),
             _ if op == mirror_core::Op::Flush => Vec::new(),

@@ -7,8 +7,9 @@
 //! `[s, f]` at which it did (a backward zone). So: forward zones must not overlap one another, and no backward zone
 //! may lie wholly inside a forward one. That needs a sort and one pass, however many operations overlap.
 //!
-//! A write that was never acknowledged (or was answered with an error) has no end: it may take effect at any time
-//! after its start, or never. Value 0 is what the blocks held before everything.
+//! A write that was answered with an error has no end: it may take effect at any time after its start, or never. A
+//! write whose path was given up is *abandoned*: it took effect before that or never will (rule 17). Value 0 is what
+//! the blocks held before everything.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +30,8 @@ struct Value {
     /// Latest start of write and reads.
     last_start: Stamp,
     reads: u32,
+    /// When the host gave the write's path up.
+    abandoned: Stamp,
 }
 
 /// The history of all blocks.
@@ -55,7 +58,8 @@ impl std::fmt::Display for Contradiction {
 impl History {
     fn value(&mut self, block: u64, value: u64) -> Option<&mut Value> {
         let values = self.blocks.entry(block).or_insert_with(|| {
-            let initial = Value { write_start: 0, write_end: 1, first_end: 1, last_start: 0, reads: 0 };
+            let initial =
+                Value { write_start: 0, write_end: 1, first_end: 1, last_start: 0, reads: 0, abandoned: NEVER };
             BTreeMap::from([(0, initial)])
         });
         values.get_mut(&value)
@@ -65,7 +69,14 @@ impl History {
     pub fn write_begins(&mut self, block: u64, value: u64, at: Stamp) {
         self.value(block, 0);
         if let Some(values) = self.blocks.get_mut(&block) {
-            let fresh = Value { write_start: at, write_end: NEVER, first_end: NEVER, last_start: at, reads: 0 };
+            let fresh = Value {
+                write_start: at,
+                write_end: NEVER,
+                first_end: NEVER,
+                last_start: at,
+                reads: 0,
+                abandoned: NEVER,
+            };
             values.entry(value).or_insert(fresh);
         }
     }
@@ -75,6 +86,13 @@ impl History {
         if let Some(v) = self.value(block, value) {
             v.write_end = at;
             v.first_end = v.first_end.min(at);
+        }
+    }
+
+    /// The write's path was given up: it has taken effect by now or never will.
+    pub fn write_abandoned(&mut self, block: u64, value: u64, at: Stamp) {
+        if let Some(v) = self.value(block, value) {
+            v.abandoned = v.abandoned.min(at);
         }
     }
 
@@ -107,10 +125,11 @@ fn check_block(block: u64, values: &BTreeMap<u64, Value>) -> Result<(), Contradi
     let seen = values.iter().filter(|(_, v)| v.write_end != NEVER || v.reads > 0);
     let (mut forward, mut backward) = (Vec::new(), Vec::new());
     for (value, v) in seen {
-        if v.first_end < v.last_start {
-            forward.push((v.first_end, v.last_start, *value));
+        let first_end = v.first_end.min(v.abandoned);
+        if first_end < v.last_start {
+            forward.push((first_end, v.last_start, *value));
         } else {
-            backward.push((v.last_start, v.first_end, *value));
+            backward.push((v.last_start, first_end, *value));
         }
     }
     forward.sort_unstable();
@@ -176,6 +195,17 @@ mod tests {
         assert_eq!(history.check(), Ok(()));
         history.read(0, 8, 10, 11).unwrap();
         assert!(history.check().is_err(), "7 was read after both ended, so 8 was overwritten");
+    }
+
+    #[test]
+    fn an_abandoned_write_may_not_take_effect_later() {
+        let mut history = History::default();
+        history.write_begins(0, 7, 2);
+        history.write_abandoned(0, 7, 3);
+        history.read(0, 0, 4, 5).unwrap();
+        assert_eq!(history.check(), Ok(()), "it never took effect");
+        history.read(0, 7, 6, 7).unwrap();
+        assert!(history.check().is_err(), "a ghost");
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub(crate) enum ToEngine {
     DropDone { leg: LegId },
     Tick,
     AgentStep,
-    Host { id: HostId, op: Op, lba: u64, blocks: u32 },
+    Host { id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
     Remove { replica: usize },
     Close,
 }
