@@ -40,6 +40,8 @@ mod rpc;
 pub mod session;
 pub mod subsystem;
 pub mod target;
+#[cfg(test)]
+mod tests;
 pub mod wait;
 
 use crate::rpc::Methods;

@@ -18,7 +18,7 @@
 mod rx;
 mod slots;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod tx;
 
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use nvme_wire::command::{Direction, opcode};
 use nvme_wire::pdu::{C2hData, DIGEST_SIZE, DataDigest, Fes, H2cData, MAX_HEADER_SIZE, R2t};
 use nvme_wire::{Cqe, Decoded, Layout, Link, Pdu, Role, Sgl, Sqe, Status, TermError};
 
-use rx::Input;
+pub use rx::Input;
 use slots::{Slots, Stage};
 pub use tx::{Output, Pieces};
 

@@ -2,4 +2,4 @@
 mod chunks;
 mod faults;
 mod flow;
-mod host;
+pub mod host;
