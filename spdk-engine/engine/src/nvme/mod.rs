@@ -1,4 +1,6 @@
-//! Placeholder.
+//! NVMe/TCP initiator.
+
+pub mod host;
 
 use crate::rpc::Methods;
 
