@@ -243,7 +243,10 @@ fn null_resize(app: &App, params: Option<Value>) -> RpcResult {
     with::<Null, _>(app, &request.name, |null| {
         let blocks = request.new_size.checked_mul(1 << 20).map(|b| b / u64::from(null.info().block_size));
         match blocks {
-            Some(blocks) if blocks > 0 => Ok(null.resize(blocks)),
+            Some(blocks) if blocks > 0 => {
+                null.resize(blocks);
+                Ok(())
+            }
             _ => Err(RpcError::errno(libc::EINVAL)),
         }
     })??;

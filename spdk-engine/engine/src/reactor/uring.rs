@@ -119,12 +119,10 @@ impl UringDriver {
             let ended = !cqueue::more(cqe.flags());
             match kind {
                 KIND_DISK => events.push(Event::Disk { token, result: cqe.result() }),
-                KIND_READ => {
-                    if cqe.result() != -libc::ECANCELED {
-                        events.push(Event::Readable { token });
-                        if ended {
-                            rearm.push(token);
-                        }
+                KIND_READ if cqe.result() != -libc::ECANCELED => {
+                    events.push(Event::Readable { token });
+                    if ended {
+                        rearm.push(token);
                     }
                 }
                 KIND_WRITE if cqe.result() != -libc::ECANCELED => events.push(Event::Writable { token }),
