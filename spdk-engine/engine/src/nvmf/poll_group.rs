@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures::channel::oneshot;
+use nvme_wire::Status;
 
 use super::ana::AnaStates;
 use super::conn::{Conn, Owner};
@@ -269,6 +270,11 @@ impl IoQueue {
         }
         self.running.set(self.running.get() - 1);
         self.count_completion(core);
+        if status.is(Status::INTERNAL_PATH_ERROR) && !self.closing.replace(true) {
+            // This engine is no longer the volume's. A host would use up its retries on answers; a connection that
+            // ends makes it keep the command and look for the volume again.
+            self.conn.close(core);
+        }
         self.conn.complete(core, slot, status);
         if !self.settling.borrow().is_empty() {
             self.settle_slot(slot);
