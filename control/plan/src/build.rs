@@ -218,7 +218,7 @@ impl AgentBuilder {
 }
 
 pub(crate) fn member(mode: MemberMode) -> AgentMember {
-    AgentMember { mode, copied_bytes: 0, total_bytes: 0, message: String::new() }
+    AgentMember { mode, copied_bytes: 0, total_bytes: 0, message: String::new(), changed_at: at(0) }
 }
 
 impl Part for AgentBuilder {

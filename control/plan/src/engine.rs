@@ -27,6 +27,9 @@ use crate::write;
 /// How long an engine that its agent calls broken is left before it is started again, in seconds.
 const RESTART_AFTER_SECONDS: i64 = 5;
 
+/// How long an engine may take from being given a replica to its name in the record, in seconds.
+const JOIN_WITHIN_SECONDS: i64 = 5;
+
 /// What is to be done for an engine now.
 pub fn plan(observed: &Observed, name: &str, now: Timestamp) -> Vec<Action> {
     let Some(old) = observed.engines.get(name) else {
@@ -125,8 +128,11 @@ impl<'a> Pass<'a> {
         let Some(seen) = self.seen() else {
             return BTreeMap::new();
         };
-        let mut modes: BTreeMap<String, ReplicaMode> =
-            seen.replicas.iter().map(|(name, member)| (name.clone(), mode(member))).collect();
+        let shown = |(name, member): (&String, &AgentMember)| {
+            let shown = if self.joins_until(name, member).is_some() { joining(member) } else { mode(member) };
+            (name.clone(), shown)
+        };
+        let mut modes: BTreeMap<String, ReplicaMode> = seen.replicas.iter().map(shown).collect();
         for name in self.engine.spec.replica_addresses.keys() {
             let failure = self.failure(&self.member(name)).filter(|failure| self.now < failure.retry_at);
             if let (Some(failure), false) = (failure, modes.contains_key(name)) {
@@ -135,6 +141,15 @@ impl<'a> Pass<'a> {
             }
         }
         modes
+    }
+
+    /// An engine that has just been given a replica calls it out until the record names it. Until when to wait for that;
+    /// `None` for a replica that is in a set, or that the engine had and lost.
+    fn joins_until(&self, name: &str, member: &AgentMember) -> Option<Timestamp> {
+        let before = self.engine.status.as_ref().and_then(|status| status.replica_modes.get(name));
+        let is_new = before.is_none_or(|before| before.mode == Mode::WO && before.progress_percent.is_none());
+        let due = write::after(member.changed_at, JOIN_WITHIN_SECONDS);
+        (member.mode == MemberMode::Out && is_new && self.now < due).then_some(due)
     }
 
     fn member(&self, replica: &str) -> CallTarget {
@@ -219,7 +234,9 @@ impl<'a> Pass<'a> {
             };
             (name, call)
         });
-        removals.chain(additions).map(|(name, call)| self.unless_failed(name, call)).collect()
+        let joins = seen.replicas.iter().filter_map(|(name, member)| self.joins_until(name, member));
+        let calls = removals.chain(additions).map(|(name, call)| self.unless_failed(name, call));
+        calls.chain(joins.map(Action::RequeueAt)).collect()
     }
 
     fn unless_failed(&self, replica: &str, call: AgentCall) -> Action {
@@ -233,6 +250,15 @@ impl<'a> Pass<'a> {
     fn is_given_up(&self, replica: &str) -> bool {
         let object = self.observed.replicas.get(replica);
         object.is_none_or(|object| object.spec.failed_at.is_some() || object.is_deleting())
+    }
+}
+
+/// A replica that the engine was given a moment ago.
+fn joining(member: &AgentMember) -> ReplicaMode {
+    ReplicaMode {
+        mode: Mode::WO,
+        progress_percent: None,
+        message: if member.message.is_empty() { "being connected".to_owned() } else { member.message.clone() },
     }
 }
 
@@ -322,6 +348,21 @@ mod tests {
     }
 
     #[test]
+    fn a_replica_that_was_just_given_is_not_out_before_it_could_join() {
+        let seen = running(&[("a", MemberMode::InSync), ("b", MemberMode::Out)]);
+        let shown = |seen: &Observed| seen.engines.get("v-e").unwrap().status.clone().unwrap().replica_modes["b"].mode;
+        let actions = plan(&seen, "v-e", at(1));
+        assert!(actions.contains(&Action::RequeueAt(at(5))));
+        let after = seen.apply(&actions);
+        assert_eq!(shown(&after), Mode::WO);
+        assert_eq!(shown(&after.apply(&plan(&after, "v-e", at(4)))), Mode::WO);
+        assert_eq!(shown(&after.apply(&plan(&after, "v-e", at(5)))), Mode::ERR);
+        // One that was in a set before is out at once.
+        let lost = seen.with(engine("v").on("n1").replicas(&["a", "b"]).modes(&[("b", Mode::RW)]));
+        assert_eq!(shown(&lost.apply(&plan(&lost, "v-e", at(1)))), Mode::ERR);
+    }
+
+    #[test]
     fn a_broken_engine_is_started_again_after_a_while() {
         let mut seen = running(&BOTH);
         let broken = seen.agents.get_mut("n1").unwrap().engines.get_mut("v").unwrap();
@@ -363,8 +404,13 @@ mod tests {
 
     #[test]
     fn progress_is_told_in_whole_percents() {
-        let member =
-            AgentMember { mode: MemberMode::Rebuilding, copied_bytes: 999, total_bytes: 1000, message: String::new() };
+        let member = AgentMember {
+            mode: MemberMode::Rebuilding,
+            copied_bytes: 999,
+            total_bytes: 1000,
+            message: String::new(),
+            changed_at: at(0),
+        };
         assert_eq!(mode(&member).progress_percent, Some(99));
         let empty = AgentMember { copied_bytes: 0, total_bytes: 0, ..member };
         assert_eq!(mode(&empty).progress_percent, Some(0));

@@ -171,6 +171,8 @@ pub struct AgentMember {
     pub total_bytes: u64,
     /// Why it is as it is.
     pub message: String,
+    /// When this manager saw its mode change last, or first saw it.
+    pub changed_at: Timestamp,
 }
 
 /// What an engine does with a replica.

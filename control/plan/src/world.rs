@@ -351,6 +351,9 @@ impl World {
             }
             _ => {}
         }
+        if entry.mode != before.mode {
+            entry.changed_at = self.now();
+        }
         let moved = entry != before;
         self.agent(node).engines.get_mut(volume).unwrap().replicas.insert(replica.to_owned(), entry);
         moved
