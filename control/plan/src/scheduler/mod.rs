@@ -1,7 +1,7 @@
 //! Placement: on which node and disk a copy goes, and why not on the others.
 //!
-//! *Flow.* Every disk of every node is a candidate. [`filter`] refuses candidates, each refusal with its reason;
-//! [`rank`] chooses among the rest: a node without a copy of the volume before one with, then the emptier node, then
+//! *Flow.* Every disk of every node is a candidate. `filter` refuses candidates, each refusal with its reason;
+//! `rank` chooses among the rest: a node without a copy of the volume before one with, then the emptier node, then
 //! the emptier disk, and among equals a hash of the volume's name, so that volumes spread.
 //!
 //! *Invariants.* A copy is placed only where, after it, the disk keeps its share of free space and is not promised
