@@ -20,7 +20,7 @@ use serde_json::Value;
 /// The kinds that plans are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// See [`Volume`].
+    /// See [`addax_api::Volume`].
     Volume,
     /// See [`VolumeAttachment`].
     VolumeAttachment,
