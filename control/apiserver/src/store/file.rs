@@ -40,36 +40,18 @@ impl DataFile {
         let lock = lock(path)?;
         let io = |source| open_error(path, source);
         if !path.try_exists().map_err(io)? {
-            write_base(path, &[], 0)
-                .and_then(|()| rename_base(path))
-                .map_err(io)?;
+            write_base(path, &[], 0).and_then(|()| rename_base(path)).map_err(io)?;
         }
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(io)?;
+        let mut file = OpenOptions::new().read(true).write(true).open(path).map_err(io)?;
         let bytes = std::fs::read(path).map_err(io)?;
         let scan = log::scan(&bytes)?;
         let base_bytes = load(scan.frames, state)?;
         if scan.good_bytes < bytes.len() {
-            tracing::warn!(
-                cut_bytes = bytes.len() - scan.good_bytes,
-                "cutting the torn tail of the data file"
-            );
-            file.set_len(scan.good_bytes as u64)
-                .and_then(|()| file.sync_all())
-                .map_err(io)?;
+            tracing::warn!(cut_bytes = bytes.len() - scan.good_bytes, "cutting the torn tail of the data file");
+            file.set_len(scan.good_bytes as u64).and_then(|()| file.sync_all()).map_err(io)?;
         }
-        file.seek(SeekFrom::Start(scan.good_bytes as u64))
-            .map_err(io)?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-            good_bytes: scan.good_bytes as u64,
-            base_bytes,
-            _lock: lock,
-        })
+        file.seek(SeekFrom::Start(scan.good_bytes as u64)).map_err(io)?;
+        Ok(Self { path: path.to_owned(), file, good_bytes: scan.good_bytes as u64, base_bytes, _lock: lock })
     }
 
     /// Makes staged changes durable and publishes them, until the store is closed.
@@ -78,10 +60,7 @@ impl DataFile {
             let batch = {
                 let mut state = shared.lock();
                 while !state.has_staged() && !state.closed {
-                    state = shared
-                        .work
-                        .wait(state)
-                        .unwrap_or_else(PoisonError::into_inner);
+                    state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 if !state.has_staged() {
                     break;
@@ -121,9 +100,7 @@ impl DataFile {
             return Err(self.undo_write(&error));
         }
         // After a failed sync the kernel may have dropped the pages: nothing more can be known about the file.
-        self.file.sync_data().map_err(|error| {
-            StoreError::Failed(format!("syncing the data file failed: {error}"))
-        })?;
+        self.file.sync_data().map_err(|error| StoreError::Failed(format!("syncing the data file failed: {error}")))?;
         self.good_bytes += frame.len() as u64;
         Ok(())
     }
@@ -136,9 +113,7 @@ impl DataFile {
             .and_then(|()| self.file.seek(SeekFrom::Start(self.good_bytes)));
         match undone {
             Ok(_) => StoreError::Write(error.to_string()),
-            Err(undo) => StoreError::Failed(format!(
-                "a write failed ({error}) and could not be undone ({undo})"
-            )),
+            Err(undo) => StoreError::Failed(format!("a write failed ({error}) and could not be undone ({undo})")),
         }
     }
 
@@ -146,14 +121,9 @@ impl DataFile {
         let (due, live, revision) = {
             let state = shared.lock();
             let log_bytes = self.good_bytes - self.base_bytes;
-            let due = state.failed.is_none()
-                && log_bytes > state.compact_bytes_min().max(4 * state.live_bytes);
+            let due = state.failed.is_none() && log_bytes > state.compact_bytes_min().max(4 * state.live_bytes);
             let live: Vec<(Key, u64, Arc<Value>)> = if due {
-                state
-                    .objects
-                    .iter()
-                    .map(|(key, entry)| (key.clone(), entry.revision, entry.value.clone()))
-                    .collect()
+                state.objects.iter().map(|(key, entry)| (key.clone(), entry.revision, entry.value.clone())).collect()
             } else {
                 Vec::new()
             };
@@ -216,12 +186,7 @@ fn write_base(path: &Path, live: &[(Key, u64, Arc<Value>)], revision: u64) -> st
     let mut out = FILE_MAGIC.to_vec();
     let mut payload = Vec::new();
     for (key, revision, value) in live {
-        log::encode_record(
-            &mut payload,
-            *revision,
-            key,
-            Some(&serde_json::to_vec(value.as_ref())?),
-        );
+        log::encode_record(&mut payload, *revision, key, Some(&serde_json::to_vec(value.as_ref())?));
         if payload.len() >= BASE_PAYLOAD_BYTES {
             log::encode_frame(&mut out, FrameKind::Base, *revision, &payload);
             payload.clear();
@@ -239,10 +204,7 @@ fn write_base(path: &Path, live: &[(Key, u64, Arc<Value>)], revision: u64) -> st
 /// Puts the file written by [`write_base`] in the data file's place, durably.
 fn rename_base(path: &Path) -> std::io::Result<()> {
     std::fs::rename(beside(path, "new"), path)?;
-    let directory = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(directory)?.sync_all()
 }
 
@@ -269,20 +231,10 @@ fn split(batch: Vec<Staged>) -> Vec<Vec<Staged>> {
 fn frame_of(part: &[Staged]) -> Vec<u8> {
     let mut payload = Vec::new();
     for staged in part {
-        log::encode_record(
-            &mut payload,
-            staged.revision,
-            &staged.key,
-            staged.encoded.as_deref(),
-        );
+        log::encode_record(&mut payload, staged.revision, &staged.key, staged.encoded.as_deref());
     }
     let mut frame = Vec::with_capacity(payload.len() + log::HEADER_BYTES);
-    log::encode_frame(
-        &mut frame,
-        FrameKind::Log,
-        part.last().map_or(0, |last| last.revision),
-        &payload,
-    );
+    log::encode_frame(&mut frame, FrameKind::Log, part.last().map_or(0, |last| last.revision), &payload);
     frame
 }
 
@@ -296,10 +248,7 @@ fn load(frames: Vec<log::Frame>, state: &mut State) -> Result<u64, StoreError> {
             if !remember {
                 base_bytes += bytes as u64;
             }
-            let value = record
-                .value
-                .map(|json| parse(&json, record.revision))
-                .transpose()?;
+            let value = record.value.map(|json| parse(&json, record.revision)).transpose()?;
             state.apply(record.revision, record.key, value, bytes, remember);
         }
         if frame.kind == FrameKind::End {

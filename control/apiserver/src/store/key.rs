@@ -17,16 +17,8 @@ pub struct Key {
 
 impl Key {
     /// A key from its parts.
-    pub fn new(
-        resource: impl Into<String>,
-        namespace: impl Into<String>,
-        name: impl Into<String>,
-    ) -> Self {
-        Self {
-            resource: resource.into(),
-            namespace: namespace.into(),
-            name: name.into(),
-        }
+    pub fn new(resource: impl Into<String>, namespace: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { resource: resource.into(), namespace: namespace.into(), name: name.into() }
     }
 
     /// The key as one text; no part can contain `/`, since names are DNS labels or subdomains.
@@ -58,21 +50,13 @@ impl Scope {
 
     /// One resource, in one namespace or in all.
     pub fn resource(resource: impl Into<String>, namespace: Option<String>) -> Self {
-        Self {
-            resource: Some(resource.into()),
-            namespace,
-        }
+        Self { resource: Some(resource.into()), namespace }
     }
 
     /// Whether the key is in the scope.
     pub fn contains(&self, key: &Key) -> bool {
-        self.resource
-            .as_ref()
-            .is_none_or(|resource| *resource == key.resource)
-            && self
-                .namespace
-                .as_ref()
-                .is_none_or(|namespace| *namespace == key.namespace)
+        self.resource.as_ref().is_none_or(|resource| *resource == key.resource)
+            && self.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
     }
 
     /// The place in key order where the scope starts, or the place after `after`.
@@ -95,10 +79,7 @@ impl Scope {
         match key.resource.cmp(resource) {
             std::cmp::Ordering::Less => false,
             std::cmp::Ordering::Greater => true,
-            std::cmp::Ordering::Equal => self
-                .namespace
-                .as_ref()
-                .is_some_and(|namespace| key.namespace > *namespace),
+            std::cmp::Ordering::Equal => self.namespace.as_ref().is_some_and(|namespace| key.namespace > *namespace),
         }
     }
 }

@@ -96,11 +96,7 @@ pub fn encode_record(payload: &mut Vec<u8>, revision: u64, key: &Key, value: Opt
     let key = key.encode();
     payload.extend_from_slice(&revision.to_le_bytes());
     payload.extend_from_slice(&length_u32(key.len()).to_le_bytes());
-    payload.extend_from_slice(
-        &value
-            .map_or(DELETED, |value| length_u32(value.len()))
-            .to_le_bytes(),
-    );
+    payload.extend_from_slice(&value.map_or(DELETED, |value| length_u32(value.len())).to_le_bytes());
     payload.extend_from_slice(key.as_bytes());
     payload.extend_from_slice(value.unwrap_or_default());
 }
@@ -124,10 +120,7 @@ pub fn encode_frame(out: &mut Vec<u8>, kind: FrameKind, revision: u64, payload: 
 /// [`StoreError::Corrupt`] when the file is not a data file, its base is damaged, or a good frame follows a bad one.
 pub fn scan(bytes: &[u8]) -> Result<Scan, StoreError> {
     if bytes.get(..FILE_MAGIC.len()) != Some(&FILE_MAGIC[..]) {
-        return Err(corrupt(
-            0,
-            "the file does not start with the data file's magic and version",
-        ));
+        return Err(corrupt(0, "the file does not start with the data file's magic and version"));
     }
     let mut frames = Vec::new();
     let mut offset = FILE_MAGIC.len();
@@ -148,28 +141,16 @@ pub fn scan(bytes: &[u8]) -> Result<Scan, StoreError> {
         offset += length;
     }
     if !base_ended {
-        return Err(corrupt(
-            offset,
-            "the compacted base is damaged or cut short",
-        ));
+        return Err(corrupt(offset, "the compacted base is damaged or cut short"));
     }
     if let Some(later) = next_frame(bytes, offset) {
-        return Err(corrupt(
-            offset,
-            &format!("a damaged frame is followed by a good one at byte {later}"),
-        ));
+        return Err(corrupt(offset, &format!("a damaged frame is followed by a good one at byte {later}")));
     }
-    Ok(Scan {
-        frames,
-        good_bytes: offset,
-    })
+    Ok(Scan { frames, good_bytes: offset })
 }
 
 fn corrupt(offset: usize, what: &str) -> StoreError {
-    StoreError::Corrupt {
-        offset_bytes: offset as u64,
-        what: what.to_owned(),
-    }
+    StoreError::Corrupt { offset_bytes: offset as u64, what: what.to_owned() }
 }
 
 /// The offset of the first good frame after the bad one at `bad`.
@@ -191,14 +172,7 @@ fn decode_frame(bytes: &[u8]) -> Option<(Frame, usize)> {
         return None;
     }
     let records = decode_records(payload)?;
-    Some((
-        Frame {
-            kind,
-            revision: u64_at(header, 16)?,
-            records,
-        },
-        HEADER_BYTES + length,
-    ))
+    Some((Frame { kind, revision: u64_at(header, 16)?, records }, HEADER_BYTES + length))
 }
 
 fn decode_records(mut payload: &[u8]) -> Option<Vec<Record>> {
@@ -215,24 +189,16 @@ fn decode_records(mut payload: &[u8]) -> Option<Vec<Record>> {
             let end = key_end.checked_add(value_length as usize)?;
             (Some(payload.get(key_end..end)?.to_vec()), end)
         };
-        records.push(Record {
-            revision,
-            key,
-            value,
-        });
+        records.push(Record { revision, key, value });
         payload = payload.get(end..)?;
     }
     Some(records)
 }
 
 fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(
-        bytes.get(offset..offset + 4)?.try_into().ok()?,
-    ))
+    Some(u32::from_le_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
 }
 
 fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(
-        bytes.get(offset..offset + 8)?.try_into().ok()?,
-    ))
+    Some(u64::from_le_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
 }

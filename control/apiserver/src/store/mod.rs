@@ -153,11 +153,7 @@ pub struct StoreOptions {
 
 impl Default for StoreOptions {
     fn default() -> Self {
-        Self {
-            history_events_max: 16_384,
-            history_bytes_max: 64 << 20,
-            compact_bytes_min: 8 << 20,
-        }
+        Self { history_events_max: 16_384, history_bytes_max: 64 << 20, compact_bytes_min: 8 << 20 }
     }
 }
 
@@ -187,10 +183,7 @@ pub struct Store {
 impl Store {
     /// A store that lives in memory only.
     pub fn in_memory(options: StoreOptions) -> Self {
-        Self {
-            shared: shared(State::new(options, false)),
-            flusher: Mutex::new(None),
-        }
+        Self { shared: shared(State::new(options, false)), flusher: Mutex::new(None) }
     }
 
     /// Opens the data file, creating it when it does not exist. A torn tail is cut.
@@ -208,10 +201,7 @@ impl Store {
                 move || file.flush_loop(&shared)
             })
             .map_err(|source| open_error(path, source))?;
-        Ok(Self {
-            shared,
-            flusher: Mutex::new(Some(flusher)),
-        })
+        Ok(Self { shared, flusher: Mutex::new(Some(flusher)) })
     }
 
     /// The published object at the key.
@@ -228,12 +218,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Expired`] when `at` is not in the history.
-    pub fn list(
-        &self,
-        scope: &Scope,
-        after: Option<&Key>,
-        at: Option<u64>,
-    ) -> Result<Listing, StoreError> {
+    pub fn list(&self, scope: &Scope, after: Option<&Key>, at: Option<u64>) -> Result<Listing, StoreError> {
         self.shared.lock().list(scope, after, at)
     }
 
@@ -242,12 +227,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Conflict`] when the expectation does not hold; [`StoreError::Busy`], [`StoreError::Write`],
     /// [`StoreError::Failed`] or [`StoreError::Closed`] when the change cannot be made durable.
-    pub async fn commit(
-        &self,
-        key: Key,
-        expect: Expect,
-        value: Option<Value>,
-    ) -> Result<Entry, StoreError> {
+    pub async fn commit(&self, key: Key, expect: Expect, value: Option<Value>) -> Result<Entry, StoreError> {
         let encoded = match &value {
             Some(value) => Some(encode(value)?),
             None => None,
@@ -284,12 +264,7 @@ impl Store {
     /// [`StoreError::Expired`] when the revision is not in the history.
     pub fn watch(&self, scope: Scope, since: u64) -> Result<Watcher, StoreError> {
         self.shared.lock().check_history(since)?;
-        Ok(Watcher {
-            shared: self.shared.clone(),
-            wake: self.shared.published.subscribe(),
-            scope,
-            position: since,
-        })
+        Ok(Watcher { shared: self.shared.clone(), wake: self.shared.published.subscribe(), scope, position: since })
     }
 
     /// Forgets the history up to now, as a compaction of a real cluster's database does. For tests and for operators.
@@ -304,11 +279,7 @@ impl Store {
         self.shared.lock().closed = true;
         self.shared.work.notify_all();
         self.shared.published.send_modify(|_| ());
-        let flusher = self
-            .flusher
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let flusher = self.flusher.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(flusher) = flusher {
             // A panic of the flusher was reported when it happened; there is nothing to add here.
             let _ = flusher.join();
@@ -324,18 +295,11 @@ impl Drop for Store {
 
 fn shared(state: State) -> Arc<Shared> {
     let (published, _) = watch::channel(state.published);
-    Arc::new(Shared {
-        state: Mutex::new(state),
-        work: Condvar::new(),
-        published,
-    })
+    Arc::new(Shared { state: Mutex::new(state), work: Condvar::new(), published })
 }
 
 fn open_error(path: &Path, source: std::io::Error) -> StoreError {
-    StoreError::Open {
-        path: PathBuf::from(path).display().to_string(),
-        source: Arc::new(source),
-    }
+    StoreError::Open { path: PathBuf::from(path).display().to_string(), source: Arc::new(source) }
 }
 
 /// The JSON text to store: without the resource version, which is the record's revision.

@@ -13,9 +13,7 @@ use std::{
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::{
-    Durable, Entry, Event, Expect, Key, Listing, STAGED_MAX, Scope, StoreError, StoreOptions,
-};
+use super::{Durable, Entry, Event, Expect, Key, Listing, STAGED_MAX, Scope, StoreError, StoreOptions};
 
 /// A change on its way to the disk.
 #[derive(Debug)]
@@ -31,16 +29,7 @@ pub(super) struct Staged {
 impl Staged {
     pub(super) fn new(key: Key, value: Option<Value>, encoded: Option<Vec<u8>>) -> (Self, Durable) {
         let (answer, durable) = oneshot::channel();
-        (
-            Self {
-                revision: 0,
-                key,
-                value: value.map(Arc::new),
-                encoded,
-                answer,
-            },
-            durable,
-        )
+        (Self { revision: 0, key, value: value.map(Arc::new), encoded, answer }, durable)
     }
 }
 
@@ -108,10 +97,7 @@ impl State {
         if let Some(value) = &mut staged.value {
             stamp(Arc::make_mut(value), staged.revision);
         }
-        self.newest_staged.insert(
-            staged.key.clone(),
-            (staged.revision, staged.value.is_some()),
-        );
+        self.newest_staged.insert(staged.key.clone(), (staged.revision, staged.value.is_some()));
         self.staged.push(staged);
         Ok(())
     }
@@ -119,20 +105,13 @@ impl State {
     fn check(&self, key: &Key, expect: Expect) -> Result<(), StoreError> {
         let (revision, exists) = match self.newest_staged.get(key) {
             Some(&newest) => newest,
-            None => self
-                .objects
-                .get(key)
-                .map_or((0, false), |entry| (entry.revision, true)),
+            None => self.objects.get(key).map_or((0, false), |entry| (entry.revision, true)),
         };
         let holds = match expect {
             Expect::Absent => !exists,
             Expect::Revision(expected) => exists && revision == expected,
         };
-        if holds {
-            Ok(())
-        } else {
-            Err(StoreError::Conflict { current: revision })
-        }
+        if holds { Ok(()) } else { Err(StoreError::Conflict { current: revision }) }
     }
 
     /// Everything staged so far, oldest first.
@@ -147,11 +126,7 @@ impl State {
     /// Makes durable changes visible and answers their writers.
     pub(super) fn publish(&mut self, batch: Vec<Staged>) {
         for staged in batch {
-            if self
-                .newest_staged
-                .get(&staged.key)
-                .is_some_and(|&(revision, _)| revision == staged.revision)
-            {
+            if self.newest_staged.get(&staged.key).is_some_and(|&(revision, _)| revision == staged.revision) {
                 self.newest_staged.remove(&staged.key);
             }
             let bytes = staged.encoded.as_ref().map_or(0, Vec::len);
@@ -188,14 +163,7 @@ impl State {
         remember: bool,
     ) -> Entry {
         let previous = match &value {
-            Some(value) => self.objects.insert(
-                key.clone(),
-                Entry {
-                    revision,
-                    value: value.clone(),
-                    bytes,
-                },
-            ),
+            Some(value) => self.objects.insert(key.clone(), Entry { revision, value: value.clone(), bytes }),
             None => self.objects.remove(&key),
         };
         let previous_bytes = previous.as_ref().map_or(0, |entry| entry.bytes);
@@ -204,20 +172,11 @@ impl State {
         self.assigned = self.assigned.max(revision);
         let now = Entry {
             revision,
-            value: value
-                .clone()
-                .or_else(|| previous.as_ref().map(|entry| entry.value.clone()))
-                .unwrap_or_default(),
+            value: value.clone().or_else(|| previous.as_ref().map(|entry| entry.value.clone())).unwrap_or_default(),
             bytes,
         };
         if remember {
-            self.remember(Event {
-                revision,
-                key,
-                value,
-                previous,
-                bytes: bytes + previous_bytes,
-            });
+            self.remember(Event { revision, key, value, previous, bytes: bytes + previous_bytes });
         }
         now
     }
@@ -252,11 +211,7 @@ impl State {
 
     /// Forgets the history up to and including a revision.
     pub(super) fn forget_until(&mut self, revision: u64) {
-        while self
-            .history
-            .front()
-            .is_some_and(|event| event.revision <= revision)
-        {
+        while self.history.front().is_some_and(|event| event.revision <= revision) {
             self.forget_oldest();
         }
         self.forgotten = self.forgotten.max(revision);
@@ -265,25 +220,14 @@ impl State {
     /// Fails when what happened after `revision` is not all known.
     pub(super) fn check_history(&self, revision: u64) -> Result<(), StoreError> {
         if revision < self.forgotten || revision > self.published {
-            return Err(StoreError::Expired {
-                asked: revision,
-                oldest: self.forgotten,
-                newest: self.published,
-            });
+            return Err(StoreError::Expired { asked: revision, oldest: self.forgotten, newest: self.published });
         }
         Ok(())
     }
 
     /// Events of a scope after a position, at most `max`, and the position they lead to.
-    pub(super) fn events_after(
-        &self,
-        scope: &Scope,
-        position: u64,
-        max: usize,
-    ) -> (Vec<Arc<Event>>, u64) {
-        let first = self
-            .history
-            .partition_point(|event| event.revision <= position);
+    pub(super) fn events_after(&self, scope: &Scope, position: u64, max: usize) -> (Vec<Arc<Event>>, u64) {
+        let first = self.history.partition_point(|event| event.revision <= position);
         let mut batch = Vec::new();
         for event in self.history.range(first..) {
             if batch.len() == max {
@@ -296,12 +240,7 @@ impl State {
         (batch, self.published)
     }
 
-    pub(super) fn list(
-        &self,
-        scope: &Scope,
-        after: Option<&Key>,
-        at: Option<u64>,
-    ) -> Result<Listing, StoreError> {
+    pub(super) fn list(&self, scope: &Scope, after: Option<&Key>, at: Option<u64>) -> Result<Listing, StoreError> {
         let revision = at.unwrap_or(self.published);
         let mut entries: BTreeMap<Key, Entry> = self
             .objects
@@ -314,26 +253,12 @@ impl State {
             self.check_history(revision)?;
             self.undo_until(revision, scope, after, &mut entries);
         }
-        Ok(Listing {
-            revision,
-            entries: entries.into_iter().collect(),
-        })
+        Ok(Listing { revision, entries: entries.into_iter().collect() })
     }
 
     /// Takes the objects of a scope back to a past revision, by undoing the history from its newest event.
-    fn undo_until(
-        &self,
-        revision: u64,
-        scope: &Scope,
-        after: Option<&Key>,
-        entries: &mut BTreeMap<Key, Entry>,
-    ) {
-        for event in self
-            .history
-            .iter()
-            .rev()
-            .take_while(|event| event.revision > revision)
-        {
+    fn undo_until(&self, revision: u64, scope: &Scope, after: Option<&Key>, entries: &mut BTreeMap<Key, Entry>) {
+        for event in self.history.iter().rev().take_while(|event| event.revision > revision) {
             if !scope.contains(&event.key) || after.is_some_and(|after| event.key <= *after) {
                 continue;
             }
@@ -348,9 +273,6 @@ impl State {
 /// Writes the revision into the object.
 pub(super) fn stamp(value: &mut Value, revision: u64) {
     if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
-        metadata.insert(
-            "resourceVersion".to_owned(),
-            Value::String(revision.to_string()),
-        );
+        metadata.insert("resourceVersion".to_owned(), Value::String(revision.to_string()));
     }
 }
