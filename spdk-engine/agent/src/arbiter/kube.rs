@@ -80,7 +80,7 @@ impl KubeArbiter {
             Judgement::Refuse => return Attempt::Settled(SwapOutcome::Refused { current }),
             Judgement::Write => {}
         }
-        let Ok(record) = serde_json::to_value(config_to_record(next)) else {
+        let Ok(record) = serde_json::to_value(keep_order(&object, config_to_record(next))) else {
             return Attempt::Settled(SwapOutcome::Unknown);
         };
         object.data["status"]["config"] = record;
@@ -97,6 +97,20 @@ impl KubeArbiter {
             }
         }
     }
+}
+
+/// The API compares the sets as lists: a set that does not change keeps the order that it has there.
+fn keep_order(object: &DynamicObject, mut next: VolumeConfig) -> VolumeConfig {
+    let now: Result<VolumeConfig, _> = serde_json::from_value(object.data["status"]["config"].clone());
+    let Ok(now) = now else { return next };
+    let is_same = |a: &[String], b: &[String]| a.len() == b.len() && a.iter().all(|name| b.contains(name));
+    if is_same(&now.in_sync, &next.in_sync) {
+        next.in_sync = now.in_sync;
+    }
+    if is_same(&now.rebuilding, &next.rebuilding) {
+        next.rebuilding = now.rebuilding;
+    }
+    next
 }
 
 fn parse(record: &serde_json::Value) -> Result<Config, String> {
@@ -118,5 +132,141 @@ impl Arbiter for KubeArbiter {
             }
         };
         Box::pin(async move { timeout(SWAP_DEADLINE, attempts).await.unwrap_or(SwapOutcome::Unknown) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::collections::VecDeque;
+    use std::sync::{Arc, Mutex};
+
+    use addax_api::volume::{VolumeSpec, VolumeState, VolumeStatus};
+    use addax_apiserver::fault::{FaultHook, Outcome};
+    use addax_apiserver::{Embedded, ServerConfig};
+    use kube::api::{Patch, PatchParams};
+    use serde_json::json;
+
+    struct World {
+        api: Embedded,
+        arbiter: KubeArbiter,
+        volumes: Api<Volume>,
+        faults: Arc<Mutex<VecDeque<Outcome>>>,
+    }
+
+    /// An API with a volume `v` whose record is at epoch 1; faults hit writes of the status in turn.
+    async fn world() -> World {
+        let faults: Arc<Mutex<VecDeque<Outcome>>> = Arc::default();
+        let queue = faults.clone();
+        let hook = FaultHook::new(move |request| {
+            let is_write = request.verb == "update" && request.subresource == "status";
+            let fault = is_write.then(|| queue.lock().unwrap().pop_front()).flatten();
+            fault.unwrap_or_default().into()
+        });
+        let config = ServerConfig { crds: addax_api::crds(), faults: hook, ..ServerConfig::default() };
+        let api = Embedded::start(&config).await.unwrap();
+        let client = kube::Client::new(api.service(), NAMESPACE);
+        let volumes: Api<Volume> = Api::namespaced(client.clone(), NAMESPACE);
+        let volume = Volume::new("v", VolumeSpec::with_size(1 << 20));
+        let mut volume = volumes.create(&PostParams::default(), &volume).await.unwrap();
+        let record = VolumeConfig {
+            lineage: "l".to_owned(),
+            epoch: 1,
+            engine_instance: "e".to_owned(),
+            config_number: 1,
+            in_sync: vec!["b".to_owned(), "a".to_owned()],
+            rebuilding: Vec::new(),
+            min_in_sync: 1,
+            size: 1 << 20,
+            clean: false,
+        };
+        volume.status = Some(VolumeStatus { config: Some(record), ..VolumeStatus::default() });
+        volumes.replace_status("v", &PostParams::default(), &volume).await.unwrap();
+        World { api, arbiter: KubeArbiter::new(client), volumes, faults }
+    }
+
+    fn next(base: &Config) -> Config {
+        let mut next = base.clone();
+        next.in_sync.pop_last();
+        next.config_number = base.config_number.next();
+        next
+    }
+
+    impl World {
+        async fn config(&self) -> VolumeConfig {
+            self.volumes.get("v").await.unwrap().status.unwrap().config.unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_swap_changes_the_record_alone_and_only_from_what_was_expected() {
+        let world = world().await;
+        let patch = json!({"status": {"state": "attached", "ownerID": "n1"}});
+        world.volumes.patch_status("v", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        let base = world.arbiter.read("v").await.unwrap();
+        // An epoch alone: the sets stay as they are, order included, or the API would refuse it.
+        let mut raised = base.clone();
+        raised.epoch = base.epoch.next();
+        raised.engine_instance = mirror_core::EngineInstance::new("e2").unwrap();
+        assert_eq!(world.arbiter.swap("v", &base.version(), &raised).await, SwapOutcome::Committed);
+        assert_eq!(world.config().await.in_sync, ["b", "a"]);
+        let next = next(&raised);
+        assert_eq!(world.arbiter.swap("v", &raised.version(), &next).await, SwapOutcome::Committed);
+        assert_eq!(world.arbiter.read("v").await.unwrap(), next);
+        let status = world.volumes.get("v").await.unwrap().status.unwrap();
+        assert_eq!((status.state, status.owner_id.as_str()), (VolumeState::Attached, "n1"));
+        let refused = world.arbiter.swap("v", &base.version(), &raised).await;
+        assert_eq!(refused, SwapOutcome::Refused { current: next });
+        world.api.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn another_writer_of_the_object_is_no_refusal() {
+        let world = world().await;
+        world.faults.lock().unwrap().extend([Outcome::Conflict, Outcome::Conflict]);
+        let base = world.arbiter.read("v").await.unwrap();
+        assert_eq!(world.arbiter.swap("v", &base.version(), &next(&base)).await, SwapOutcome::Committed);
+        assert!(world.faults.lock().unwrap().is_empty());
+        world.api.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn a_lost_answer_is_unknown_and_settled_by_sending_again() {
+        for (fault, committed) in [(Outcome::LoseAnswer, true), (Outcome::InternalError, false)] {
+            let world = world().await;
+            world.faults.lock().unwrap().push_back(fault);
+            let base = world.arbiter.read("v").await.unwrap();
+            let next = next(&base);
+            assert_eq!(world.arbiter.swap("v", &base.version(), &next).await, SwapOutcome::Unknown);
+            assert_eq!(world.config().await.config_number == 2, committed);
+            assert_eq!(world.arbiter.swap("v", &base.version(), &next).await, SwapOutcome::Committed);
+            assert_eq!(world.config().await.config_number, 2);
+            world.api.shutdown().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_api_refuses_is_a_refusal_with_the_present_record() {
+        let world = world().await;
+        let base = world.arbiter.read("v").await.unwrap();
+        let mut bad = base.clone();
+        bad.in_sync.insert(mirror_core::ReplicaId::new("stranger").unwrap());
+        bad.config_number = base.config_number.next();
+        let refused = world.arbiter.swap("v", &base.version(), &bad).await;
+        assert_eq!(refused, SwapOutcome::Refused { current: base });
+        world.api.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn no_object_and_no_record_are_not_found() {
+        let world = world().await;
+        assert_eq!(world.arbiter.read("w").await, Err(RecordError::NotFound));
+        let fresh = Volume::new("w", VolumeSpec::with_size(1 << 20));
+        world.volumes.create(&PostParams::default(), &fresh).await.unwrap();
+        assert_eq!(world.arbiter.read("w").await, Err(RecordError::NotFound));
+        let base = world.arbiter.read("v").await.unwrap();
+        assert_eq!(world.arbiter.swap("w", &base.version(), &next(&base)).await, SwapOutcome::Unknown);
+        world.api.shutdown().await;
     }
 }

@@ -267,7 +267,7 @@ async fn check_not_emptied(
     }
     let known = lock(known);
     let others: Vec<Option<bool>> = members.iter().map(|name| known.fresh.get(name).copied()).collect();
-    if others.iter().any(|fresh| *fresh == Some(false)) {
+    if others.contains(&Some(false)) {
         tracing::error!(replica = %member.replica, "in sync by the record, but it never held data: not used");
         return Err(PromoteError::Unusable);
     }

@@ -220,10 +220,11 @@ async fn a_volume_opens_with_all_members_promoted_and_is_closed_cleanly() {
     let stopped = cluster.nodes[0].services.engines.stop("v").await.unwrap();
     assert_eq!(stopped.state(), pb::State::Stopped);
     assert!(cluster.arbiter.get("v").unwrap().clean);
-    let state = cluster.nodes[0].plane.state.lock().unwrap();
-    assert!(state.mirrors.is_empty() && state.controllers.is_empty());
-    assert!(!state.subsystems.contains_key("nqn.2026-11.io.addax:volume:v"));
-    drop(state);
+    {
+        let state = cluster.nodes[0].plane.state.lock().unwrap();
+        assert!(state.mirrors.is_empty() && state.controllers.is_empty());
+        assert!(!state.subsystems.contains_key("nqn.2026-11.io.addax:volume:v"));
+    }
     assert!(cluster.nodes[0].services.engines.list().is_empty());
     assert_eq!(cluster.nodes[0].services.engines.stop("v").await.unwrap().state(), pb::State::Stopped);
 }
@@ -401,7 +402,8 @@ async fn bad_requests_are_refused_and_change_nothing() {
     let cluster = cluster(1).await;
     let engines = &cluster.nodes[0].services.engines;
     let good = cluster.request();
-    let spoil: [(&str, fn(&mut pb::StartEngineRequest)); 8] = [
+    type Spoil = fn(&mut pb::StartEngineRequest);
+    let spoil: [(&str, Spoil); 8] = [
         ("volume", |r| r.volume = "A/b".to_owned()),
         ("uuid", |r| r.uuid = "x".to_owned()),
         ("replicas", |r| r.replicas.clear()),

@@ -302,6 +302,10 @@ impl Supervisor {
         };
         match timeout(self.config.start_deadline, greeting).await {
             Ok(Ok(plane)) => Ok(plane),
+            Ok(Err(RpcError::Disconnected { .. })) if process.wait_gone(Duration::from_secs(1)).await => {
+                let log = process::log_tail(&self.config.runtime_dir);
+                Err(SuperviseError::Ended { pid: process.pid, log })
+            }
             Ok(Err(error)) => {
                 self.kill_if_hung(&process, &error).await;
                 Err(SuperviseError::Rpc(error))

@@ -1,0 +1,230 @@
+//! A stock `spdk_tgt` as a replica node (`SPDK_DIR`: a built SPDK tree): the agent drives the real thing, and SPDK's own
+//! initiator sees who is let in. Without `SPDK_DIR` these tests say so and do nothing.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use addax_agent::arbiter::MemoryArbiter;
+use addax_agent::{Agent, AgentConfig, DataPlaneConfig, stop_data_plane};
+use addax_api::nqn::{engine_host_nqn, replica_nqn};
+use addax_proto::engine_v1 as pb;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+use tonic::transport::Channel;
+
+fn spdk_dir() -> Option<PathBuf> {
+    let dir = std::env::var_os("SPDK_DIR").map(PathBuf::from).filter(|dir| dir.join("build/bin/spdk_tgt").exists());
+    if dir.is_none() {
+        eprintln!("SKIPPED: SPDK_DIR does not name a built SPDK tree; stock spdk_tgt was not tested");
+    }
+    dir
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    spdk: PathBuf,
+    address: SocketAddr,
+    shutdown: CancellationToken,
+    replicas: pb::replicas_client::ReplicasClient<Channel>,
+    events: pb::events_client::EventsClient<Channel>,
+    engines: pb::engines_client::EnginesClient<Channel>,
+}
+
+impl Node {
+    async fn start(spdk: PathBuf) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("disk")).unwrap();
+        let address: SocketAddr = format!("127.0.0.1:{}", free_port()).parse().unwrap();
+        let (shutdown, channel) = run_agent(dir.path(), &spdk, address).await;
+        Self {
+            dir,
+            spdk,
+            address,
+            shutdown,
+            replicas: pb::replicas_client::ReplicasClient::new(channel.clone()),
+            events: pb::events_client::EventsClient::new(channel.clone()),
+            engines: pb::engines_client::EnginesClient::new(channel),
+        }
+    }
+
+    async fn info(&mut self, what: &str, holds: impl Fn(&pb::Info) -> bool) -> pb::Info {
+        let mut stream = self.events.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+        let wait = async {
+            while let Some(event) = stream.message().await.unwrap() {
+                match event.object {
+                    Some(pb::event::Object::Info(info)) if holds(&info) => return info,
+                    _ => {}
+                }
+            }
+            panic!("the stream ended before: {what}");
+        };
+        tokio::time::timeout(Duration::from_secs(90), wait).await.unwrap_or_else(|_| panic!("never: {what}"))
+    }
+
+    async fn running(&mut self) -> pb::Replica {
+        let wait = async {
+            loop {
+                let list = self.replicas.list_replicas(pb::ListReplicasRequest {}).await.unwrap().into_inner();
+                match list.replicas.into_iter().find(|replica| replica.state() == pb::State::Running) {
+                    Some(replica) => return replica,
+                    None => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap()
+    }
+
+    async fn promote(&mut self, epoch: u64, instance: &str) -> Result<pb::Replica, tonic::Status> {
+        let request = pb::PromoteReplicaRequest {
+            name: "v-r-1".to_owned(),
+            volume: "v".to_owned(),
+            epoch,
+            engine_instance: instance.to_owned(),
+            lineage: "l".to_owned(),
+        };
+        self.replicas.promote_replica(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// Whether SPDK's own initiator is let in under a host name.
+    async fn is_let_in(&self, epoch: u64, instance: &str) -> bool {
+        let transport = format!(
+            "trtype:TCP adrfam:IPv4 traddr:{} trsvcid:{} subnqn:{} hostnqn:{}",
+            self.address.ip(),
+            self.address.port(),
+            replica_nqn("v-r-1"),
+            engine_host_nqn("v", epoch, instance)
+        );
+        let mut command = tokio::process::Command::new(self.spdk.join("build/bin/spdk_nvme_perf"));
+        command.args(["-r", &transport, "-q", "1", "-o", "4096", "-w", "write", "-t", "1", "-c", "0x1"]);
+        command.args(["--no-huge", "-s", "256"]).kill_on_drop(true);
+        let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await.unwrap().unwrap();
+        // Its exit status is 0 either way.
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("Initializing NVMe Controllers"), "the initiator did not run: {text}");
+        text.contains("Attached to") && text.contains("Total")
+    }
+}
+
+impl Drop for Node {
+    /// Also a test that fails leaves no process behind.
+    fn drop(&mut self) {
+        if let Some(pid) = pid(self.dir.path()) {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+}
+
+fn pid(dir: &Path) -> Option<nix::unistd::Pid> {
+    let text = std::fs::read(dir.join("run/data-plane.pid")).ok()?;
+    let file: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    Some(nix::unistd::Pid::from_raw(i32::try_from(file["pid"].as_i64()?).ok()?))
+}
+
+async fn run_agent(dir: &Path, spdk: &Path, address: SocketAddr) -> (CancellationToken, Channel) {
+    let config = AgentConfig {
+        node: "n1".to_owned(),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        disks: BTreeMap::from([("d".to_owned(), dir.join("disk"))]),
+        data_plane: DataPlaneConfig {
+            program: spdk.join("build/bin/spdk_tgt"),
+            address,
+            rpc_socket: dir.join("rpc.sock"),
+            cores: "0x1".to_owned(),
+            // Its iSCSI pools do not fit into less.
+            memory_mib: 1024,
+            hugepages: false,
+            extra_args: vec!["--disable-cpumask-locks".to_owned()],
+            stop_with_agent: false,
+        },
+        runtime_dir: dir.join("run"),
+        tls: None,
+    };
+    let shutdown = CancellationToken::new();
+    let agent = Agent::start(config, Arc::new(MemoryArbiter::default()), &shutdown).await.unwrap();
+    let channel = Channel::from_shared(format!("http://{}", agent.address().unwrap())).unwrap().connect_lazy();
+    tokio::spawn(agent.serve(shutdown.clone()));
+    (shutdown, channel)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stock_spdk_tgt_is_a_full_replica_node() {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_test_writer()
+        .init();
+    let Some(spdk) = spdk_dir() else { return };
+    let mut node = Node::start(spdk).await;
+    let info = node.info("up", |info| !info.data_plane_instance.is_empty()).await;
+    assert!(info.data_plane.starts_with("SPDK") && !info.has_mirror, "{info:?}");
+
+    let request = pb::StartReplicaRequest {
+        name: "v-r-1".to_owned(),
+        volume: "v".to_owned(),
+        disk: "d".to_owned(),
+        size_bytes: 64 << 20,
+        create: true,
+    };
+    let replica = node.replicas.start_replica(request).await.unwrap().into_inner();
+    assert!(replica.state() == pb::State::Running && replica.fresh, "{replica:?}");
+    assert!(!node.is_let_in(1, "e1").await, "let in without a promote");
+
+    node.promote(1, "e1").await.unwrap();
+    assert!(node.is_let_in(1, "e1").await, "not let in after its promote");
+    node.promote(2, "e2").await.unwrap();
+    assert!(!node.is_let_in(1, "e1").await, "an older engine is let in");
+    assert!(node.is_let_in(2, "e2").await);
+    assert_eq!(node.promote(1, "e1").await.unwrap_err().code(), Code::Aborted);
+    assert_eq!(node.promote(2, "other").await.unwrap_err().code(), Code::Aborted);
+
+    // An engine is refused with the reason.
+    let engine = pb::StartEngineRequest {
+        volume: "v".to_owned(),
+        size_bytes: 64 << 20,
+        replicas: vec![pb::Member {
+            replica: "v-r-1".to_owned(),
+            agent: "127.0.0.1:1".to_owned(),
+            address: replica.address,
+        }],
+        allowed_hosts: Vec::new(),
+        uuid: "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10".to_owned(),
+    };
+    let refused = node.engines.start_engine(engine).await.unwrap_err();
+    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("mirror"), "{refused}");
+
+    // kill -9: back by itself, with nobody on the allow-list.
+    let pid = pid(node.dir.path()).unwrap();
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let first = info.data_plane_instance.clone();
+    let second = node.info("restarted", |i| !i.data_plane_instance.is_empty() && i.data_plane_instance != first).await;
+    assert_eq!(second.data_plane_restarts, 1);
+    node.running().await;
+    assert!(!node.is_let_in(2, "e2").await, "let in after a restart without a promote");
+    node.promote(2, "e2").await.unwrap();
+    assert!(node.is_let_in(2, "e2").await);
+
+    // A new agent adopts the process and keeps what it had promoted.
+    node.shutdown.cancel();
+    let (shutdown, channel) = run_agent(node.dir.path(), &node.spdk, node.address).await;
+    node.shutdown = shutdown;
+    node.replicas = pb::replicas_client::ReplicasClient::new(channel.clone());
+    node.events = pb::events_client::EventsClient::new(channel);
+    let adopted = node.info("adopted", |info| !info.data_plane_instance.is_empty()).await;
+    assert_eq!(adopted.data_plane_instance, second.data_plane_instance);
+    assert_eq!(node.running().await.promoted_epoch, 2);
+    assert!(node.is_let_in(2, "e2").await);
+
+    let request = pb::DeleteReplicaRequest { name: "v-r-1".to_owned(), disk: "d".to_owned() };
+    node.replicas.delete_replica(request).await.unwrap();
+    assert_eq!(std::fs::read_dir(node.dir.path().join("disk/replicas")).unwrap().count(), 0);
+    node.shutdown.cancel();
+    assert!(stop_data_plane(&node.dir.path().join("run"), Duration::from_secs(20)).await);
+    std::fs::remove_file(node.dir.path().join("run/data-plane.pid")).unwrap();
+}
