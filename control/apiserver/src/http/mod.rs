@@ -5,6 +5,7 @@
 //! the answer is 429 or 413. Every refusal is a `Status` object.
 
 mod negotiate;
+mod protobuf;
 mod resource;
 mod route;
 

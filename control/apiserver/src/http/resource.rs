@@ -14,6 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{
     ApiService, Client, json_answer,
     negotiate::Form,
+    protobuf,
     route::{Query, ResourcePath},
 };
 use crate::{
@@ -308,13 +309,19 @@ fn media_type(headers: &HeaderMap) -> String {
 }
 
 fn parse_object(media_type: &str, body: &[u8]) -> Result<Value, ApiError> {
-    if media_type != "application/json" {
-        return Err(ApiError::unsupported_media_type(format!(
-            "the body of the request was in an unknown format - accepted media types include: application/json; is {media_type:?}"
-        )));
-    }
-    let object: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad_request(format!("error decoding the object: {error}")))?;
+    let unsupported = |what: &str| {
+        ApiError::unsupported_media_type(format!(
+            "the body of the request was in an unknown format - accepted media types include: application/json; is {what}"
+        ))
+    };
+    let object: Value = match media_type {
+        "application/json" => serde_json::from_slice(body)
+            .map_err(|error| ApiError::bad_request(format!("error decoding the object: {error}")))?,
+        "application/vnd.kubernetes.protobuf" => {
+            protobuf::decode(body).ok_or_else(|| unsupported("protobuf of a kind that is not read here"))?
+        }
+        other => return Err(unsupported(other)),
+    };
     if object.is_object() { Ok(object) } else { Err(ApiError::bad_request("the object is not a JSON object")) }
 }
 

@@ -74,7 +74,10 @@ pub async fn start(config: ServerConfig) -> (Server, Client) {
 /// A client over HTTP.
 pub fn client(server: &Server) -> Client {
     let url = format!("http://{}", server.address()).parse().expect("a URL");
-    Client::try_from(Config::new(url)).expect("a client")
+    // Tests want to see refusals, not have them tried again.
+    let mut config = Config::new(url);
+    config.default_retry = false;
+    Client::try_from(config).expect("a client")
 }
 
 pub fn gadgets(client: &Client) -> Api<DynamicObject> {
