@@ -1,5 +1,6 @@
-//! A stock `spdk_tgt` as a replica node (`SPDK_DIR`: a built SPDK tree): the agent drives the real thing, and SPDK's own
-//! initiator sees who is let in. Without `SPDK_DIR` these tests say so and do nothing.
+//! A replica node on real processes: the agent drives a stock `spdk_tgt`, and `addax-engine`, and SPDK's own initiator
+//! sees who is let in. `SPDK_DIR` names a built SPDK tree, `ADDAX_ENGINE` the engine's program. Without them these tests
+//! say so and do nothing.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -19,9 +20,17 @@ use tonic::transport::Channel;
 fn spdk_dir() -> Option<PathBuf> {
     let dir = std::env::var_os("SPDK_DIR").map(PathBuf::from).filter(|dir| dir.join("build/bin/spdk_tgt").exists());
     if dir.is_none() {
-        eprintln!("SKIPPED: SPDK_DIR does not name a built SPDK tree; stock spdk_tgt was not tested");
+        eprintln!("SKIPPED: SPDK_DIR does not name a built SPDK tree; no real replica node was tested");
     }
     dir
+}
+
+fn addax_engine() -> Option<PathBuf> {
+    let program = std::env::var_os("ADDAX_ENGINE").map(PathBuf::from).filter(|program| program.exists());
+    if program.is_none() {
+        eprintln!("SKIPPED: ADDAX_ENGINE does not name a program; addax-engine was not tested as a replica node");
+    }
+    program
 }
 
 fn free_port() -> u16 {
@@ -31,6 +40,7 @@ fn free_port() -> u16 {
 struct Node {
     dir: tempfile::TempDir,
     spdk: PathBuf,
+    program: PathBuf,
     address: SocketAddr,
     shutdown: CancellationToken,
     replicas: pb::replicas_client::ReplicasClient<Channel>,
@@ -39,14 +49,15 @@ struct Node {
 }
 
 impl Node {
-    async fn start(spdk: PathBuf) -> Self {
+    async fn start(spdk: PathBuf, program: PathBuf) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("disk")).unwrap();
         let address: SocketAddr = format!("127.0.0.1:{}", free_port()).parse().unwrap();
-        let (shutdown, channel) = run_agent(dir.path(), &spdk, address).await;
+        let (shutdown, channel) = run_agent(dir.path(), &program, address).await;
         Self {
             dir,
             spdk,
+            program,
             address,
             shutdown,
             replicas: pb::replicas_client::ReplicasClient::new(channel.clone()),
@@ -128,20 +139,22 @@ fn pid(dir: &Path) -> Option<nix::unistd::Pid> {
     Some(nix::unistd::Pid::from_raw(i32::try_from(file["pid"].as_i64()?).ok()?))
 }
 
-async fn run_agent(dir: &Path, spdk: &Path, address: SocketAddr) -> (CancellationToken, Channel) {
+async fn run_agent(dir: &Path, program: &Path, address: SocketAddr) -> (CancellationToken, Channel) {
+    let is_stock = program.ends_with("spdk_tgt");
     let config = AgentConfig {
         node: "n1".to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
         disks: BTreeMap::from([("d".to_owned(), dir.join("disk"))]),
         data_plane: DataPlaneConfig {
-            program: spdk.join("build/bin/spdk_tgt"),
+            program: program.to_owned(),
             address,
             rpc_socket: dir.join("rpc.sock"),
             cores: "0x1".to_owned(),
             // Its iSCSI pools do not fit into less.
             memory_mib: 1024,
             hugepages: false,
-            extra_args: vec!["--disable-cpumask-locks".to_owned()],
+            // Other tests run spdk_tgt on the same core; addax-engine takes no locks on cores.
+            extra_args: if is_stock { vec!["--disable-cpumask-locks".to_owned()] } else { Vec::new() },
             stop_with_agent: false,
         },
         runtime_dir: dir.join("run"),
@@ -156,15 +169,39 @@ async fn run_agent(dir: &Path, spdk: &Path, address: SocketAddr) -> (Cancellatio
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stock_spdk_tgt_is_a_full_replica_node() {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_test_writer()
-        .init();
     let Some(spdk) = spdk_dir() else { return };
-    let mut node = Node::start(spdk).await;
+    let program = spdk.join("build/bin/spdk_tgt");
+    let mut node = Node::start(spdk, program).await;
     let info = node.info("up", |info| !info.data_plane_instance.is_empty()).await;
     assert!(info.data_plane.starts_with("SPDK") && !info.has_mirror, "{info:?}");
+    check_replica_rules(&mut node, &info).await;
 
+    // An engine is refused with the reason.
+    let address = pb::Address { traddr: "127.0.0.1".to_owned(), trsvcid: 4420, nqn: replica_nqn("v-r-1") };
+    let member = pb::Member { replica: "v-r-1".to_owned(), agent: "127.0.0.1:1".to_owned(), address: Some(address) };
+    let engine = pb::StartEngineRequest {
+        volume: "v".to_owned(),
+        size_bytes: 64 << 20,
+        replicas: vec![member],
+        allowed_hosts: Vec::new(),
+        uuid: "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10".to_owned(),
+    };
+    let refused = node.engines.start_engine(engine).await.unwrap_err();
+    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("mirror"), "{refused}");
+    finish(node).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn addax_engine_is_a_replica_node_by_the_same_rules() {
+    let (Some(spdk), Some(program)) = (spdk_dir(), addax_engine()) else { return };
+    let mut node = Node::start(spdk, program).await;
+    let info = node.info("up", |info| !info.data_plane_instance.is_empty()).await;
+    assert!(info.data_plane.starts_with("addax-engine") && info.has_mirror, "{info:?}");
+    check_replica_rules(&mut node, &info).await;
+    finish(node).await;
+}
+
+async fn check_replica_rules(node: &mut Node, info: &pb::Info) {
     let request = pb::StartReplicaRequest {
         name: "v-r-1".to_owned(),
         volume: "v".to_owned(),
@@ -184,21 +221,6 @@ async fn a_stock_spdk_tgt_is_a_full_replica_node() {
     assert_eq!(node.promote(1, "e1").await.unwrap_err().code(), Code::Aborted);
     assert_eq!(node.promote(2, "other").await.unwrap_err().code(), Code::Aborted);
 
-    // An engine is refused with the reason.
-    let engine = pb::StartEngineRequest {
-        volume: "v".to_owned(),
-        size_bytes: 64 << 20,
-        replicas: vec![pb::Member {
-            replica: "v-r-1".to_owned(),
-            agent: "127.0.0.1:1".to_owned(),
-            address: replica.address,
-        }],
-        allowed_hosts: Vec::new(),
-        uuid: "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10".to_owned(),
-    };
-    let refused = node.engines.start_engine(engine).await.unwrap_err();
-    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("mirror"), "{refused}");
-
     // kill -9: back by itself, with nobody on the allow-list.
     let pid = pid(node.dir.path()).unwrap();
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
@@ -212,15 +234,18 @@ async fn a_stock_spdk_tgt_is_a_full_replica_node() {
 
     // A new agent adopts the process and keeps what it had promoted.
     node.shutdown.cancel();
-    let (shutdown, channel) = run_agent(node.dir.path(), &node.spdk, node.address).await;
+    let (shutdown, channel) = run_agent(node.dir.path(), &node.program, node.address).await;
     node.shutdown = shutdown;
     node.replicas = pb::replicas_client::ReplicasClient::new(channel.clone());
-    node.events = pb::events_client::EventsClient::new(channel);
+    node.events = pb::events_client::EventsClient::new(channel.clone());
+    node.engines = pb::engines_client::EnginesClient::new(channel);
     let adopted = node.info("adopted", |info| !info.data_plane_instance.is_empty()).await;
     assert_eq!(adopted.data_plane_instance, second.data_plane_instance);
     assert_eq!(node.running().await.promoted_epoch, 2);
     assert!(node.is_let_in(2, "e2").await);
+}
 
+async fn finish(mut node: Node) {
     let request = pb::DeleteReplicaRequest { name: "v-r-1".to_owned(), disk: "d".to_owned() };
     node.replicas.delete_replica(request).await.unwrap();
     assert_eq!(std::fs::read_dir(node.dir.path().join("disk/replicas")).unwrap().count(), 0);
