@@ -10,75 +10,18 @@
 
 use std::collections::VecDeque;
 
-use crate::LEGS_MAX;
-use crate::config::{Config, ConfigError, ReplicaId};
+use crate::config::{Config, ReplicaId};
 use crate::events::{
-    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, LegInit, Nanos, Op, OpenParams, Options,
-    Payload, StopReason, SwapReason,
+    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, OpenParams, Options, Payload,
+    StopReason, SwapReason,
 };
 use crate::gate::Gate;
 use crate::host::HostOps;
-use crate::legs::{IoEntry, IoTable, Leg, LegMask, Legs, Link, Owner, Role};
+use crate::legs::{IoEntry, IoTable, Leg, LegMask, Legs, Owner, Role};
+use crate::open::{CoreError, check_bounds, open_legs};
 use crate::overlap::{LockKey, LockKind, RangeLocks};
 use crate::rebuild::Copies;
 use crate::repair::Repairs;
-
-/// Most bytes of a copy window, so that buffers stay modest: 16 MiB.
-const COPY_WINDOW_BYTES_MAX: u64 = 16 << 20;
-/// Window when none is given: 1 MiB.
-const COPY_WINDOW_BYTES_DEFAULT: u64 = 1 << 20;
-/// Most copies at a time.
-const COPY_QUEUE_DEPTH_MAX: u32 = 64;
-/// Most host commands in flight that may be configured.
-const INFLIGHT_MAX: u32 = 65_536;
-
-/// Parameters that contradict each other.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CoreError {
-    /// The record breaks an invariant.
-    #[error("config: {0}")]
-    Config(#[from] ConfigError),
-    /// Not a block size.
-    #[error("block_size is {0}: a power of two from 512 to 65536 is allowed")]
-    BlockSize(u32),
-    /// Two sizes.
-    #[error("num_blocks is {num_blocks}: the record says {recorded}")]
-    Size {
-        /// Given.
-        num_blocks: u64,
-        /// Recorded.
-        recorded: u64,
-    },
-    /// A member without a leg.
-    #[error("member {0} of in_sync has no leg: one is required for every member")]
-    MemberWithoutLeg(ReplicaId),
-    /// A leg whose replica is in neither set, twice there, or with a number too large or taken.
-    #[error(
-        "leg {leg} for replica {replica} is not allowed: the replica must be in in_sync or rebuilding, once, and the number free and below {LEGS_MAX}"
-    )]
-    Leg {
-        /// Number.
-        leg: u32,
-        /// Replica.
-        replica: ReplicaId,
-    },
-    /// The leg to copy from is not a member.
-    #[error("equalise_from is leg {0}: it must be a member of in_sync")]
-    EqualiseFrom(u32),
-    /// A bound out of range.
-    #[error("{name} is {value}: {min} to {max} are allowed")]
-    Bound {
-        /// Which option.
-        name: &'static str,
-        /// Given.
-        value: u64,
-        /// Least.
-        min: u64,
-        /// Most.
-        max: u64,
-    },
-}
 
 /// What the core looks like from outside, for status reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -327,7 +270,7 @@ impl Core {
         out: &mut Vec<Action>,
     ) {
         let Some(entry) = self.io.take(io, leg) else { return };
-        let result = self.bend_fenced(result);
+        let result = self.bend_fenced(result, entry.reads);
         if result == Err(LegError::Fenced) && self.legs.get(leg).is_some_and(|l| l.role != Role::Dropped) {
             self.stop(StopReason::Fenced { leg }, out);
             return;
@@ -340,17 +283,18 @@ impl Core {
 
     fn apply_leg_fenced(&mut self, leg: LegId, out: &mut Vec<Action>) {
         let live = self.legs.get(leg).is_some_and(|l| l.role != Role::Dropped);
-        if live && self.bend_fenced(Err(LegError::Fenced)).is_err() {
+        if live && self.bend_fenced(Err(LegError::Fenced), false).is_err() {
             self.stop(StopReason::Fenced { leg }, out);
         }
     }
 
     /// Rule 13 broken on purpose.
-    fn bend_fenced(&self, result: Result<(), LegError>) -> Result<(), LegError> {
+    fn bend_fenced(&self, result: Result<(), LegError>, reads: bool) -> Result<(), LegError> {
         #[cfg(feature = "planted-bugs")]
         if result == Err(LegError::Fenced) && self.options.bug == Some(crate::PlantedBug::Rule13FencedCountsAsDone) {
-            return Ok(());
+            return if reads { Err(LegError::Gone) } else { Ok(()) };
         }
+        let _ = reads;
         result
     }
 
@@ -547,44 +491,5 @@ impl Core {
             let event = if value { Some(on) } else { off };
             out.extend(event.map(Action::Event));
         }
-    }
-}
-
-fn check_bounds(params: &mut OpenParams) -> Result<(), CoreError> {
-    if !params.block_size.is_power_of_two() || !(512..=65_536).contains(&params.block_size) {
-        return Err(CoreError::BlockSize(params.block_size));
-    }
-    let block = u64::from(params.block_size);
-    let options = &mut params.options;
-    if options.copy_window_blocks == 0 {
-        options.copy_window_blocks = u32::try_from(COPY_WINDOW_BYTES_DEFAULT / block).unwrap_or(1);
-    }
-    let bound = |name, value: u32, max: u64| {
-        let value = u64::from(value);
-        if (1..=max).contains(&value) { Ok(()) } else { Err(CoreError::Bound { name, value, min: 1, max }) }
-    };
-    bound("copy_window_blocks", options.copy_window_blocks, COPY_WINDOW_BYTES_MAX / block)?;
-    bound("copy_queue_depth", options.copy_queue_depth, u64::from(COPY_QUEUE_DEPTH_MAX))?;
-    bound("max_inflight", options.max_inflight, u64::from(INFLIGHT_MAX))
-}
-
-fn open_legs(params: &OpenParams) -> Result<Legs, CoreError> {
-    let mut legs = Legs::new();
-    for LegInit { leg, replica, local, up } in &params.legs {
-        let role = if params.config.in_sync.contains(replica) { Role::Member } else { Role::Announced };
-        // The grace window of a leg that is not up begins with the first input, which brings the time.
-        let link = if *up { Link::Up } else { Link::Lost { since: Nanos::MAX, announced: false } };
-        let known = role == Role::Member || params.config.rebuilding.contains(replica);
-        if !known || !legs.insert(Leg::new(*leg, replica.clone(), *local, role, link)) {
-            return Err(CoreError::Leg { leg: leg.0, replica: replica.clone() });
-        }
-    }
-    let without = params.config.in_sync.iter().find(|r| !legs.iter().any(|l| l.replica == **r));
-    match without {
-        // Rule 15 broken on purpose opens with members that have no leg.
-        #[cfg(feature = "planted-bugs")]
-        Some(_) if params.options.bug == Some(crate::PlantedBug::Rule15OpenKeepsUnpromoted) => Ok(legs),
-        Some(replica) => Err(CoreError::MemberWithoutLeg(replica.clone())),
-        None => Ok(legs),
     }
 }

@@ -155,6 +155,7 @@ impl Core {
             out.push(Action::HostDone { id, result: Err(error) });
             return;
         }
+        let (lba, blocks) = if op == Op::Flush { (0, 0) } else { (lba, blocks) };
         let slot = self.host.insert(id, op, lba, blocks);
         if op == Op::Flush {
             self.ready.push_back(LockOwner::Host(slot));

@@ -167,7 +167,7 @@ impl Leg {
 #[derive(Debug)]
 pub(crate) struct Legs {
     slots: Vec<Option<Leg>>,
-    /// Turns the round robin.
+    /// Where the round robin goes on.
     turn: u32,
 }
 
@@ -225,13 +225,15 @@ impl Legs {
 
     /// The member to read from: a local one if preferred, else the one with the fewest reads in flight, in turns.
     pub(crate) fn choose_source(&mut self, prefer_local: bool, not: LegMask) -> Option<LegId> {
-        self.turn = (self.turn + 1) % u32::BITS;
         let turn = self.turn;
         let distance = |leg: &Leg| (leg.id.0 + u32::BITS - turn) % u32::BITS;
-        self.iter()
+        let chosen = self
+            .iter()
             .filter(|l| l.is_source() && !not.contains(l.id))
             .min_by_key(|l| (!(prefer_local && l.local), l.reading, distance(l)))
-            .map(|l| l.id)
+            .map(|l| l.id)?;
+        self.turn = (chosen.0 + 1) % u32::BITS;
+        Some(chosen)
     }
 }
 

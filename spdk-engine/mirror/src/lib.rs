@@ -52,6 +52,7 @@ mod gate;
 mod host;
 mod legs;
 mod membership;
+mod open;
 pub mod opener;
 pub mod overlap;
 mod rebuild;
@@ -60,11 +61,12 @@ mod repair;
 pub use crate::config::{
     Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
 };
-pub use crate::core::{Core, CoreError, Status};
+pub use crate::core::{Core, Status};
 pub use crate::events::{
     Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit, Nanos,
     Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
 };
+pub use crate::open::CoreError;
 pub use crate::opener::{
     OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError, RecordError,
 };

@@ -232,6 +232,9 @@ impl Core {
 
     /// Rule 6: those that failed leave; never so many that `S` falls below its minimum.
     fn plan_leave(&self) -> Option<(Config, SwapReason)> {
+        if self.leaving() == 0 || self.may_leave() == 0 {
+            return None; // The usual case: nothing is copied or allocated.
+        }
         let leaving = self.legs.iter().filter(|l| l.role == Role::Member && l.eject.is_some());
         let mut next = self.next_config();
         for leg in leaving.take(self.may_leave()) {
@@ -241,31 +244,38 @@ impl Core {
     }
 
     fn plan_abandon(&self) -> Option<(Config, SwapReason)> {
+        if self.abandoned.is_empty() {
+            return None;
+        }
         let mut next = self.next_config();
         for replica in &self.abandoned {
             next.rebuilding.remove(replica);
         }
-        (!self.abandoned.is_empty()).then_some((next, SwapReason::AbandonRebuild))
+        Some((next, SwapReason::AbandonRebuild))
     }
 
     fn plan_start(&self) -> Option<(Config, SwapReason)> {
+        let announced = |l: &&Leg| l.role == Role::Announced && l.eject.is_none();
+        if self.life != Life::Running || !self.legs.iter().any(|l| announced(&l)) {
+            return None;
+        }
         let mut next = self.next_config();
-        let announced = self.legs.iter().filter(|l| l.role == Role::Announced && l.eject.is_none());
-        next.rebuilding.extend(announced.map(|l| l.replica.clone()));
-        let wanted = self.life == Life::Running && next.rebuilding != self.gate.config.rebuilding;
-        wanted.then_some((next, SwapReason::StartRebuild))
+        next.rebuilding.extend(self.legs.iter().filter(announced).map(|l| l.replica.clone()));
+        (next.rebuilding != self.gate.config.rebuilding).then_some((next, SwapReason::StartRebuild))
     }
 
     /// Rule 10: only legs that are copied, flushed and whose answers are required already.
     fn plan_join(&self) -> Option<(Config, SwapReason)> {
-        let mut next = self.next_config();
         let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up();
+        if self.life != Life::Running || !self.legs.iter().any(|l| ready(&l)) {
+            return None;
+        }
+        let mut next = self.next_config();
         for leg in self.legs.iter().filter(ready) {
             next.rebuilding.remove(&leg.replica);
             next.in_sync.insert(leg.replica.clone());
         }
-        let wanted = self.life == Life::Running && next.in_sync != self.gate.config.in_sync;
-        wanted.then_some((next, SwapReason::Join))
+        Some((next, SwapReason::Join))
     }
 
     /// Joiners that failed and whom no record counts in.

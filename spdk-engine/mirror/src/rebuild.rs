@@ -201,6 +201,13 @@ impl Core {
 
     /// No member is up that has not failed this window. Those that are lost may come back; else the job ends.
     fn no_source(&mut self, window: Window) {
+        if self.legs.get(window.target).is_some_and(|l| l.unequal) {
+            // The target has every acknowledged write too: it is the source that goes, and another one is chosen.
+            for leg in window.tried.iter() {
+                self.eject_or_drop(leg, DropReason::NoSource);
+            }
+            return;
+        }
         let may_come = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none() && !l.unequal);
         if may_come.without(window.tried).is_empty() {
             self.eject_or_drop(window.target, DropReason::NoSource);

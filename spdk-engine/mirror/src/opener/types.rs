@@ -1,0 +1,224 @@
+//! What goes into the opener and what comes out. Plain values without behaviour.
+
+use std::collections::BTreeSet;
+
+use crate::LEGS_MAX;
+use crate::config::{Config, ConfigError, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
+use crate::events::{LegId, Nanos, OpenParams, Options, SwapId, SwapOutcome};
+
+/// Times of an opener.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenWaits {
+    /// After the first promoted member: how long the others are waited for before they leave `S`.
+    pub promote_wait_ns: Nanos,
+    /// Pause before a promote or a swap is tried again.
+    pub retry_ns: Nanos,
+    /// How long connecting may take before the core starts without a leg.
+    pub connect_wait_ns: Nanos,
+    /// When the attempt is given up.
+    pub give_up_ns: Nanos,
+}
+
+impl Default for OpenWaits {
+    fn default() -> Self {
+        Self {
+            promote_wait_ns: 2_000_000_000,
+            retry_ns: 250_000_000,
+            connect_wait_ns: 2_000_000_000,
+            give_up_ns: 60_000_000_000,
+        }
+    }
+}
+
+/// What is needed to open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenerParams {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// This run of the engine; never used before.
+    pub engine_instance: EngineInstance,
+    /// When set, a record of another lineage is refused.
+    pub lineage: Option<Lineage>,
+    /// Replicas on this machine.
+    pub local: BTreeSet<ReplicaId>,
+    /// Bounds and times of the core.
+    pub options: Options,
+    /// Times of the opener.
+    pub waits: OpenWaits,
+}
+
+/// Why the record could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The arbiter has no record of this volume.
+    #[error("no record")]
+    NotFound,
+    /// The arbiter did not answer; it is asked again.
+    #[error("arbiter unavailable")]
+    Unavailable,
+}
+
+/// Why a replica was not promoted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PromoteError {
+    /// No answer; tried again.
+    #[error("unreachable")]
+    Unreachable,
+    /// The replica knows a newer epoch.
+    #[error("a newer epoch exists")]
+    Newer,
+    /// The replica has no data of this volume and lineage, or cannot serve it.
+    #[error("unusable")]
+    Unusable,
+}
+
+/// Why opening failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The arbiter has no record (rule 21: not a new volume).
+    #[error("the arbiter has no record of the volume")]
+    NoRecord,
+    /// The record breaks an invariant.
+    #[error("the record is invalid: {0}")]
+    BadRecord(#[from] ConfigError),
+    /// The record is of another lineage.
+    #[error("the record has lineage {found}, expected {expected}")]
+    Lineage {
+        /// Expected.
+        expected: Lineage,
+        /// Found.
+        found: Lineage,
+    },
+    /// More replicas than legs.
+    #[error("the record names {0} replicas: at most {LEGS_MAX} are allowed")]
+    TooManyReplicas(usize),
+    /// Another engine has a newer epoch.
+    #[error("superseded by a newer epoch")]
+    Superseded,
+    /// Not enough members of the latest in-sync set could be promoted in time.
+    #[error("{promoted} members of the in-sync set were promoted in time: {needed} are required")]
+    NoMember {
+        /// Promoted.
+        promoted: usize,
+        /// Required.
+        needed: usize,
+    },
+    /// The arbiter did not answer in time.
+    #[error("the arbiter did not answer in time")]
+    ArbiterTimeout,
+}
+
+/// What the opener is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenInput {
+    /// Begin. Exactly once.
+    Start,
+    /// Answer to [`OpenAction::ReadRecord`].
+    RecordRead {
+        /// The record.
+        result: Result<Config, RecordError>,
+    },
+    /// Answer to [`OpenAction::DoCas`].
+    CasAnswer {
+        /// Which.
+        cas: SwapId,
+        /// What the arbiter said.
+        outcome: SwapOutcome,
+    },
+    /// Answer to [`OpenAction::Promote`].
+    Promoted {
+        /// Which replica.
+        replica: ReplicaId,
+        /// `Ok` when epoch and instance are durable and older sessions ended and drained (rule 13).
+        result: Result<(), PromoteError>,
+    },
+    /// Answer to [`OpenAction::Connect`].
+    Connected {
+        /// Which leg.
+        leg: LegId,
+        /// Whether it is up.
+        up: bool,
+    },
+    /// Time passed.
+    Tick,
+}
+
+/// What the opener asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenAction {
+    /// Read the arbiter's record.
+    ReadRecord,
+    /// Replace the record of version `expect` by `next`.
+    DoCas {
+        /// Number, given back in the answer.
+        cas: SwapId,
+        /// What the record must be now.
+        expect: ConfigVersion,
+        /// What it becomes.
+        next: Config,
+    },
+    /// Raise a replica to this epoch.
+    Promote {
+        /// Which replica.
+        replica: ReplicaId,
+        /// The new epoch.
+        epoch: Epoch,
+        /// The new owner.
+        engine_instance: EngineInstance,
+    },
+    /// Open a session at the new epoch.
+    Connect {
+        /// Number of the leg.
+        leg: LegId,
+        /// Which replica.
+        replica: ReplicaId,
+    },
+    /// Send `Tick` at this time. Replaces the previous request.
+    WakeAt {
+        /// When.
+        at: Nanos,
+    },
+    /// Something worth telling.
+    Event(OpenEvent),
+    /// Start a core with this.
+    Ready(Box<OpenParams>),
+    /// Opening failed; end what was connected.
+    Failed {
+        /// Why.
+        reason: OpenError,
+    },
+}
+
+/// What happened. Nothing depends on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenEvent {
+    /// The epoch is this engine's.
+    EpochRaised {
+        /// The new epoch.
+        epoch: Epoch,
+        /// The previous engine closed in order.
+        was_clean: bool,
+    },
+    /// A replica was promoted.
+    Promoted {
+        /// Which.
+        replica: ReplicaId,
+    },
+    /// A replica could not be promoted.
+    NotPromoted {
+        /// Which.
+        replica: ReplicaId,
+        /// Why.
+        error: PromoteError,
+    },
+    /// The sets were decided.
+    Decided {
+        /// The new record.
+        config: Config,
+        /// Members that left.
+        dropped: BTreeSet<ReplicaId>,
+    },
+}

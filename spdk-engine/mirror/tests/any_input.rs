@@ -1,0 +1,175 @@
+//! Whatever comes in, in any order: no panic, one answer per command, no success after a stop, only lawful records.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::{MS, config, params, replica};
+use mirror_core::{Action, Config, Core, HostId, Input, IoId, LegError, LegId, Op, Options, SwapId, SwapOutcome};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Host { op: u8, lba: u64, blocks: u32 },
+    Finish { pick: usize, result: u8 },
+    Stranger { leg: u32, io: u64 },
+    Lost(u32),
+    Back { leg: u32, cache_lost: bool },
+    Swap { pick: u8 },
+    WrongSwap(u64),
+    Add { leg: u32, name: u8 },
+    Remove(u32),
+    Pass(u64),
+    Close,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        12 => (0u8..6, 0u64..66, 0u32..20).prop_map(|(op, lba, blocks)| Step::Host { op, lba, blocks }),
+        30 => (any::<usize>(), 0u8..40).prop_map(|(pick, result)| Step::Finish { pick, result }),
+        1 => (0u32..99, any::<u64>()).prop_map(|(leg, io)| Step::Stranger { leg, io }),
+        2 => (0u32..20).prop_map(Step::Lost),
+        4 => (0u32..20, proptest::bool::weighted(0.1)).prop_map(|(leg, cache_lost)| Step::Back { leg, cache_lost }),
+        8 => (0u8..6).prop_map(|pick| Step::Swap { pick }),
+        1 => any::<u64>().prop_map(Step::WrongSwap),
+        2 => (0u32..20, 0u8..5).prop_map(|(leg, name)| Step::Add { leg, name }),
+        1 => (0u32..20).prop_map(Step::Remove),
+        3 => (0u64..1500).prop_map(Step::Pass),
+        1 => Just(Step::Close),
+    ]
+}
+
+struct Any {
+    core: Core,
+    now: u64,
+    ios: Vec<(LegId, IoId)>,
+    swaps: Vec<(SwapId, Config)>,
+    /// Commands given, and how often each was answered.
+    answers: BTreeMap<HostId, u32>,
+    stopped: bool,
+    record: Config,
+}
+
+impl Any {
+    fn input(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.core.apply(self.now, input, &mut out);
+        let mut dropped = Vec::new();
+        for action in out {
+            match action {
+                Action::LegIo { leg, io, lba, blocks, .. } => {
+                    assert!(lba + u64::from(blocks) <= common::BLOCKS);
+                    self.ios.push((leg, io));
+                }
+                Action::HostDone { id, result } => {
+                    *self.answers.entry(id).or_default() += 1;
+                    assert!(!(self.stopped && result.is_ok()), "success after a stop");
+                }
+                Action::Swap { swap, expect, next, .. } => {
+                    assert_eq!(expect, self.record.version(), "a swap expects the record that stands");
+                    self.record.check_successor(&next).unwrap();
+                    self.swaps.push((swap, next));
+                }
+                Action::LegDrop { leg, .. } => dropped.push(leg),
+                Action::Stopped { .. } => self.stopped = true,
+                _ => {}
+            }
+        }
+        // The runner ends connections: what was in flight on them is lost.
+        for leg in dropped {
+            self.ios.retain(|(l, _)| *l != leg);
+            self.input(Input::LegLost { leg, announced: false });
+        }
+    }
+
+    fn step(&mut self, number: u64, step: Step) {
+        let input = match step {
+            Step::Host { op, lba, blocks } => {
+                let op = match op {
+                    0 | 1 => Op::Read,
+                    2 => Op::Write { fua: true },
+                    3 => Op::Flush,
+                    4 => Op::Unmap,
+                    _ => Op::Write { fua: false },
+                };
+                self.answers.insert(HostId(number), 0);
+                Input::Host { id: HostId(number), op, lba, blocks }
+            }
+            Step::Finish { pick, result } if !self.ios.is_empty() => {
+                let (leg, io) = self.ios.remove(pick % self.ios.len());
+                let result = match result {
+                    0 => Err(LegError::Media),
+                    1 => Err(LegError::NoSpace),
+                    2 => Err(LegError::Gone),
+                    3 => Err(LegError::Other),
+                    _ => Ok(()),
+                };
+                Input::LegDone { leg, io, result }
+            }
+            Step::Finish { .. } => Input::Tick,
+            Step::Stranger { leg, io } => Input::LegDone { leg: LegId(leg), io: IoId(io), result: Ok(()) },
+            Step::Lost(leg) => {
+                self.ios.retain(|(l, _)| l.0 != leg);
+                Input::LegLost { leg: LegId(leg), announced: leg % 2 == 0 }
+            }
+            Step::Back { leg, cache_lost } => {
+                self.ios.retain(|(l, _)| l.0 != leg);
+                Input::LegBack { leg: LegId(leg), cache_lost }
+            }
+            Step::Swap { pick } if !self.swaps.is_empty() => {
+                let (swap, next) = self.swaps.remove(0);
+                let outcome = match pick {
+                    0 => SwapOutcome::Unknown,
+                    1 => SwapOutcome::Refused { current: self.record.clone() },
+                    _ => {
+                        self.record = next;
+                        SwapOutcome::Committed
+                    }
+                };
+                Input::SwapAnswer { swap, outcome }
+            }
+            Step::Swap { .. } => Input::Tick,
+            Step::WrongSwap(swap) => {
+                Input::SwapAnswer { swap: SwapId(swap | 1 << 40), outcome: SwapOutcome::Committed }
+            }
+            Step::Add { leg, name } => {
+                let names = ["a", "b", "c", "d", "e"];
+                Input::AddLeg { leg: LegId(leg), replica: replica(names[usize::from(name)]), local: false }
+            }
+            Step::Remove(leg) => Input::RemoveLeg { leg: LegId(leg) },
+            Step::Pass(ms) => {
+                self.now += ms * MS;
+                Input::Tick
+            }
+            Step::Close => Input::Close,
+        };
+        self.input(input);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #[test]
+    fn any_input_in_any_order_keeps_the_contract(
+        min in 1u32..3,
+        equalise in any::<bool>(),
+        steps in proptest::collection::vec(step(), 1..400),
+    ) {
+        let mut p = params(&["a", "b", "c"], &["d"], min);
+        p.equalise_from = (equalise && min == 2).then_some(LegId(1));
+        p.options = Options { max_inflight: 16, ..p.options };
+        let core = Core::open(p).unwrap();
+        let record = config(&["a", "b", "c"], &["d"], min);
+        let mut any =
+            Any { core, now: 1, ios: Vec::new(), swaps: Vec::new(), answers: BTreeMap::new(), stopped: false, record };
+        for (number, step) in (0u64..).zip(steps) {
+            any.step(number, step);
+            prop_assert!(any.answers.values().all(|n| *n <= 1), "answered twice");
+            prop_assert!(any.core.config().in_sync.len() >= 1);
+        }
+        // What is not answered is known to be in flight.
+        let waiting = any.answers.values().filter(|n| **n == 0).count();
+        prop_assert_eq!(waiting, any.core.status().inflight);
+    }
+}

@@ -1,0 +1,225 @@
+//! A bench around one core: gives inputs, keeps what was asked for and not yet answered.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use mirror_core::{
+    Action, Config, ConfigNumber, ConfigVersion, Core, DropReason, EngineInstance, Epoch, Event, HostId, HostResult,
+    Input, IoId, LegError, LegId, LegInit, Lineage, Nanos, Op, OpenParams, Options, Payload, ReplicaId, StopReason,
+    SwapId, SwapOutcome, SwapReason, VolumeId,
+};
+
+pub const MS: Nanos = 1_000_000;
+pub const BLOCKS: u64 = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Io {
+    pub leg: LegId,
+    pub io: IoId,
+    pub op: Op,
+    pub lba: u64,
+    pub blocks: u32,
+    pub payload: Payload,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SwapAsked {
+    pub swap: SwapId,
+    pub expect: ConfigVersion,
+    pub next: Config,
+    pub reason: SwapReason,
+}
+
+pub fn replica(name: &str) -> ReplicaId {
+    ReplicaId::new(name).unwrap()
+}
+
+pub fn set(names: &[&str]) -> BTreeSet<ReplicaId> {
+    names.iter().map(|n| replica(n)).collect()
+}
+
+pub fn config(in_sync: &[&str], rebuilding: &[&str], min: u32) -> Config {
+    Config {
+        lineage: Lineage::new("l").unwrap(),
+        epoch: Epoch(5),
+        engine_instance: EngineInstance::new("e5").unwrap(),
+        config_number: ConfigNumber(10),
+        in_sync: set(in_sync),
+        rebuilding: set(rebuilding),
+        min_in_sync: min,
+        size_blocks: BLOCKS,
+        clean: false,
+    }
+}
+
+pub fn params(in_sync: &[&str], rebuilding: &[&str], min: u32) -> OpenParams {
+    let legs = (0u32..)
+        .zip(in_sync.iter().chain(rebuilding))
+        .map(|(i, name)| LegInit { leg: LegId(i), replica: replica(name), local: false, up: true })
+        .collect();
+    OpenParams {
+        volume: VolumeId::new("v").unwrap(),
+        block_size: 512,
+        num_blocks: BLOCKS,
+        config: config(in_sync, rebuilding, min),
+        legs,
+        equalise_from: None,
+        options: Options { copy_window_blocks: 16, copy_queue_depth: 2, max_inflight: 32, ..Options::default() },
+    }
+}
+
+pub struct Bench {
+    pub core: Core,
+    pub now: Nanos,
+    pub ios: Vec<Io>,
+    pub done: Vec<(HostId, HostResult)>,
+    pub swaps: Vec<SwapAsked>,
+    pub drops: Vec<(LegId, DropReason)>,
+    pub events: Vec<Event>,
+    pub stopped: Option<StopReason>,
+    pub closed: bool,
+    pub wake: Option<Nanos>,
+    next_host: u64,
+}
+
+impl Bench {
+    pub fn new(params: OpenParams) -> Self {
+        let mut bench = Self {
+            core: Core::open(params).unwrap(),
+            now: 1,
+            ios: Vec::new(),
+            done: Vec::new(),
+            swaps: Vec::new(),
+            drops: Vec::new(),
+            events: Vec::new(),
+            stopped: None,
+            closed: false,
+            wake: None,
+            next_host: 0,
+        };
+        bench.input(Input::Tick);
+        bench
+    }
+
+    /// Members only, available mode.
+    pub fn of(members: &[&str]) -> Self {
+        Self::new(params(members, &[], 1))
+    }
+
+    pub fn input(&mut self, input: Input) {
+        let mut out = Vec::new();
+        self.core.apply(self.now, input, &mut out);
+        for action in out {
+            match action {
+                Action::LegIo { leg, io, op, lba, blocks, payload } => {
+                    self.ios.push(Io { leg, io, op, lba, blocks, payload });
+                }
+                Action::HostDone { id, result } => self.done.push((id, result)),
+                Action::Swap { swap, expect, next, reason } => {
+                    self.swaps.push(SwapAsked { swap, expect, next, reason });
+                }
+                Action::WakeAt { at } => self.wake = Some(at),
+                Action::LegDrop { leg, reason } => self.drops.push((leg, reason)),
+                Action::Progress { .. } => {}
+                Action::Event(event) => self.events.push(event),
+                Action::Stopped { reason } => self.stopped = Some(reason),
+                Action::Closed => self.closed = true,
+            }
+        }
+    }
+
+    pub fn host(&mut self, op: Op, lba: u64, blocks: u32) -> HostId {
+        self.next_host += 1;
+        let id = HostId(self.next_host);
+        self.input(Input::Host { id, op, lba, blocks });
+        id
+    }
+
+    pub fn write(&mut self, lba: u64, blocks: u32) -> HostId {
+        self.host(Op::Write { fua: false }, lba, blocks)
+    }
+
+    pub fn read(&mut self, lba: u64, blocks: u32) -> HostId {
+        self.host(Op::Read, lba, blocks)
+    }
+
+    /// I/O of a host command that is in flight.
+    pub fn ios_of(&self, id: HostId) -> Vec<Io> {
+        self.ios.iter().filter(|io| io.payload == Payload::Host(id)).copied().collect()
+    }
+
+    pub fn legs_of(&self, id: HostId) -> Vec<u32> {
+        self.ios_of(id).iter().map(|io| io.leg.0).collect()
+    }
+
+    pub fn finish(&mut self, io: Io, result: Result<(), LegError>) {
+        self.ios.retain(|other| other.io != io.io);
+        self.input(Input::LegDone { leg: io.leg, io: io.io, result });
+    }
+
+    /// Ends a host command's I/O on one leg.
+    pub fn reply(&mut self, id: HostId, leg: u32, result: Result<(), LegError>) {
+        let io = self.ios_of(id).into_iter().find(|io| io.leg == LegId(leg));
+        self.finish(io.unwrap_or_else(|| panic!("{id:?} has nothing in flight on leg {leg}")), result);
+    }
+
+    pub fn reply_all(&mut self, id: HostId) {
+        for io in self.ios_of(id) {
+            self.finish(io, Ok(()));
+        }
+    }
+
+    /// Ends everything in flight with success until nothing is.
+    pub fn settle_io(&mut self) {
+        for _ in 0..10_000 {
+            match self.ios.first().copied() {
+                Some(io) => self.finish(io, Ok(())),
+                None => return,
+            }
+        }
+        panic!("the core never stops sending");
+    }
+
+    pub fn result_of(&self, id: HostId) -> Option<HostResult> {
+        let mut results = self.done.iter().filter(|(done, _)| *done == id);
+        let first = results.next().map(|(_, r)| *r);
+        assert!(results.next().is_none(), "{id:?} was answered twice");
+        first
+    }
+
+    pub fn lose(&mut self, leg: u32) {
+        self.ios.retain(|io| io.leg != LegId(leg));
+        self.input(Input::LegLost { leg: LegId(leg), announced: false });
+    }
+
+    pub fn back(&mut self, leg: u32) {
+        self.input(Input::LegBack { leg: LegId(leg), cache_lost: false });
+    }
+
+    pub fn advance(&mut self, by: Nanos) {
+        self.now += by;
+        self.input(Input::Tick);
+    }
+
+    pub fn answer(&mut self, outcome: SwapOutcome) {
+        let asked = self.swaps.remove(0);
+        self.input(Input::SwapAnswer { swap: asked.swap, outcome });
+    }
+
+    pub fn commit(&mut self) {
+        self.answer(SwapOutcome::Committed);
+    }
+
+    pub fn asked(&self) -> &SwapAsked {
+        assert_eq!(self.swaps.len(), 1, "exactly one swap is expected: {:?}", self.swaps);
+        &self.swaps[0]
+    }
+
+    pub fn copies(&self) -> Vec<Io> {
+        self.ios.iter().filter(|io| matches!(io.payload, Payload::Copy(_))).copied().collect()
+    }
+
+    pub fn has_event(&self, wanted: impl Fn(&Event) -> bool) -> bool {
+        self.events.iter().any(wanted)
+    }
+}

@@ -1,0 +1,81 @@
+//! Each rule that is broken on purpose is noticed within 2000 seeds. A simulator that cannot fail proves nothing.
+
+use engine_sim::{Scenario, run, shrink};
+use mirror_core::PlantedBug;
+
+const SEEDS: u64 = 2000;
+
+fn first_failure(bug: PlantedBug) -> Option<(u64, Scenario, engine_sim::Outcome)> {
+    (0..SEEDS).find_map(|seed| {
+        let scenario = Scenario { bug: Some(bug), ..Scenario::new(seed) };
+        let outcome = run(&scenario);
+        outcome.violation.is_some().then_some((seed, scenario, outcome))
+    })
+}
+
+fn is_found(bug: PlantedBug, by: &[&str]) {
+    let found = first_failure(bug);
+    assert!(found.is_some(), "{bug:?} is not noticed within {SEEDS} seeds");
+    if let Some((seed, _, outcome)) = found {
+        let violation = outcome.violation.unwrap_or_default();
+        println!("{bug:?}: seed {seed}: {violation}");
+        assert!(by.iter().any(|what| violation.contains(what)), "{bug:?}, seed {seed}: {violation}");
+    }
+}
+
+const HISTORY: &[&str] = &["a write was lost", "nobody wrote", "differ after a clean close"];
+
+#[test]
+fn rule_01_acknowledging_too_early_is_found() {
+    is_found(PlantedBug::Rule01AckFirst, HISTORY);
+}
+
+#[test]
+fn rule_02_overlapping_writes_at_once_are_found() {
+    is_found(PlantedBug::Rule02NoOverlapOrder, HISTORY);
+}
+
+#[test]
+fn rule_03_reads_that_do_not_wait_are_found() {
+    is_found(PlantedBug::Rule03ReadsDoNotWait, HISTORY);
+}
+
+#[test]
+fn rule_06_acknowledging_before_the_swap_is_found() {
+    is_found(PlantedBug::Rule06AckBeforeSwap, HISTORY);
+}
+
+#[test]
+fn rule_07_assuming_an_outcome_is_found() {
+    is_found(
+        PlantedBug::Rule07AssumeCommitted,
+        &["a write was lost", "is not in the recorded in-sync set", "unlawful"],
+    );
+}
+
+#[test]
+fn rule_10_joining_without_mirroring_is_found() {
+    is_found(PlantedBug::Rule10JoinWithoutMirroring, HISTORY);
+}
+
+#[test]
+fn rule_13_going_on_when_fenced_is_found() {
+    is_found(PlantedBug::Rule13FencedCountsAsDone, &["was replaced and acknowledged", "a write was lost"]);
+}
+
+#[test]
+fn rule_15_keeping_members_that_were_not_promoted_is_found() {
+    is_found(PlantedBug::Rule15OpenKeepsUnpromoted, &["a write was lost", "differ after a clean close", "unlawful"]);
+}
+
+#[test]
+fn a_failing_run_shrinks_to_one_that_still_fails() {
+    let found = first_failure(PlantedBug::Rule06AckBeforeSwap);
+    assert!(found.is_some());
+    if let Some((_, scenario, outcome)) = found {
+        let small = shrink(&scenario, &outcome);
+        assert!(small.outcome.violation.is_some());
+        assert!(small.outcome.faults.len() <= outcome.faults.len());
+        assert_eq!(run(&small.scenario).violation, small.outcome.violation, "it must be repeatable");
+    }
+}
