@@ -1,0 +1,475 @@
+//! Tests of the device against a target in the same process: the engine's own, over TCP on loopback.
+
+#![allow(clippy::unwrap_used)]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use addax_hugepages::{Buf, BufPool, ClassConfig, Hugepages, MapPolicy, PoolConfig};
+use futures::channel::oneshot;
+use nvme_wire::Status;
+use serde_json::{Value, json};
+
+use crate::app::{App, Options, Phase};
+use crate::bdev::registry::{BdevEvent, Entry};
+use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, PathState};
+use crate::reactor::driver::{NANOS_PER_MS, NANOS_PER_S};
+use crate::reactor::{Core, CoreId};
+use crate::rpc::{Methods, RpcError, RpcResult};
+use crate::start::{StartConfig, run};
+
+const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+const HOST: &str = "nqn.2026-11.io.addax:engine:v1:1:e1";
+const DATA: CoreId = CoreId(1);
+/// Far beyond what anything here takes; only to end a test that hangs.
+const PATIENCE_NS: u64 = 60 * NANOS_PER_S;
+
+/// An engine with RPC methods.
+#[derive(Clone)]
+struct Engine {
+    app: App,
+    methods: Rc<Methods>,
+    port: u16,
+}
+
+/// Runs `body` on the control core of an engine with two data cores.
+fn engine<F: Future<Output = ()> + 'static>(body: impl FnOnce(Engine) -> F + 'static) {
+    let class = |bytes, count| ClassConfig { bytes, count };
+    let policy = MapPolicy { hugepages: Hugepages::Never, ..MapPolicy::default() };
+    let pool = BufPool::new(PoolConfig { small: class(8192, 512), large: class(135_168, 64), policy }).unwrap();
+    let options = Options { rpc_socket: "/nonexistent".into(), cpus: vec![0, 1], interrupt_mode: true };
+    let finished: Rc<RefCell<bool>> = Rc::default();
+    let inside = Rc::clone(&finished);
+    run(StartConfig { cpus: vec![0, 1], pool, options, pin: false }, move |app| {
+        let mut methods = Methods::default();
+        crate::rpc::bdev::register(&mut methods);
+        crate::bdev::rpc::register(&mut methods);
+        super::register(&mut methods);
+        crate::nvmf::register(&mut methods);
+        app.set_phase(Phase::Runtime);
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let engine = Engine { app: app.clone(), methods: Rc::new(methods), port };
+        app.core().clone().spawn(async move {
+            let core = app.core().clone();
+            *inside.borrow_mut() = core.timeout(PATIENCE_NS, body(engine)).await.is_some();
+            core.stop();
+        });
+    })
+    .unwrap();
+    assert!(*finished.borrow(), "the test did not end in time");
+}
+
+impl Engine {
+    async fn rpc(&self, method: &str, params: Value) -> RpcResult {
+        let handler = Rc::clone(&self.methods.table.get(method).unwrap_or_else(|| panic!("{method}")).handler);
+        handler(self.app.clone(), Some(params)).await
+    }
+
+    async fn ok(&self, method: &str, params: Value) -> Value {
+        self.rpc(method, params.clone()).await.unwrap_or_else(|error| panic!("{method} {params}: {error:?}"))
+    }
+
+    fn listen_address(&self) -> Value {
+        json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": self.port.to_string() })
+    }
+
+    async fn listener(&self, on: bool) {
+        let method = if on { "nvmf_subsystem_add_listener" } else { "nvmf_subsystem_remove_listener" };
+        self.ok(method, json!({ "nqn": NQN, "listen_address": self.listen_address() })).await;
+    }
+
+    /// A subsystem with one namespace of 16 MiB, that the host of the tests may use.
+    async fn serve(&self, block_size: u32) {
+        self.ok("nvmf_create_transport", json!({ "trtype": "TCP" })).await;
+        let blocks = (16 << 20) / block_size;
+        self.ok("bdev_malloc_create", json!({ "name": "M0", "num_blocks": blocks, "block_size": block_size })).await;
+        self.ok("nvmf_create_subsystem", json!({ "nqn": NQN, "serial_number": "S1" })).await;
+        self.ok("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": HOST })).await;
+        self.add_namespace("M0").await;
+        self.listener(true).await;
+    }
+
+    /// Under an identifier of its own: that of the device is taken in this process.
+    async fn add_namespace(&self, bdev: &str) -> Value {
+        let uuid = uuid::Uuid::new_v4();
+        let nguid = uuid.simple().to_string().to_uppercase();
+        let namespace = json!({ "bdev_name": bdev, "uuid": uuid.to_string(), "nguid": nguid });
+        self.ok("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": namespace })).await
+    }
+
+    fn attach_params(&self, more: Value) -> Value {
+        let mut params = json!({ "name": "N", "trtype": "TCP", "adrfam": "ipv4", "traddr": "127.0.0.1",
+            "trsvcid": self.port.to_string(), "subnqn": NQN, "hostnqn": HOST });
+        for (name, value) in more.as_object().unwrap() {
+            params[name.as_str()] = value.clone();
+        }
+        params
+    }
+
+    async fn attach(&self, more: Value) -> Value {
+        self.ok("bdev_nvme_attach_controller", self.attach_params(more)).await
+    }
+
+    fn entry(&self, name: &str) -> Arc<Entry> {
+        self.app.registry().find(name).unwrap()
+    }
+
+    /// Waits until `done`, which something else brings about.
+    async fn until(&self, done: impl Fn() -> bool) {
+        while !done() {
+            self.app.core().sleep(NANOS_PER_MS).await;
+        }
+    }
+
+    /// As [`Self::serve`], with a namespace that takes its time to write.
+    async fn serve_slow(&self) {
+        self.serve(512).await;
+        self.ok("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 })).await;
+        let slow = json!({ "name": "D0", "base_bdev_name": "M0", "avg_read_latency": 0, "p99_read_latency": 0,
+            "avg_write_latency": 20_000, "p99_write_latency": 20_000 });
+        self.ok("bdev_delay_create", slow).await;
+        assert_eq!(self.add_namespace("D0").await, json!(1));
+    }
+
+    async fn until_state(&self, wanted: impl Fn(&str) -> bool) {
+        while !wanted(self.state().await.as_str().unwrap()) {
+            self.app.core().sleep(NANOS_PER_MS).await;
+        }
+    }
+
+    async fn state(&self) -> Value {
+        let list = self.ok("bdev_nvme_get_controllers", json!({})).await;
+        list[0]["ctrlrs"][0]["state"].clone()
+    }
+
+    /// Works with a channel to `name` on a data core.
+    async fn on_channel<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce(Core, Chan) -> F + Send + 'static,
+    ) -> T {
+        let entry = self.entry(name);
+        let done = self.app.core().call_async(DATA, move |core| {
+            let chan = entry.open(core).unwrap();
+            work(core.clone(), chan)
+        });
+        done.await.unwrap()
+    }
+}
+
+struct Waiter(RefCell<Option<oneshot::Sender<IoStatus>>>);
+
+impl IoSink for Waiter {
+    fn io_done(self: Rc<Self>, _core: &Core, _tag: u64, status: IoStatus) {
+        if let Some(sender) = self.0.borrow_mut().take() {
+            let _ = sender.send(status);
+        }
+    }
+}
+
+/// Submits an I/O; its status comes when awaited.
+fn start(core: &Core, chan: &Chan, op: IoOp, lba: u64, blocks: u64, bufs: Bufs) -> oneshot::Receiver<IoStatus> {
+    let (sender, receiver) = oneshot::channel();
+    let sink = Rc::new(Waiter(RefCell::new(Some(sender))));
+    chan.submit(core, Io::new(op, lba, blocks, bufs, sink, 0));
+    receiver
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u64 * 7 + seed * 13 + i as u64 / 509) as u8).collect()
+}
+
+fn bufs(bytes: &[u8]) -> Bufs {
+    bytes.chunks(100 << 10).map(|part| Buf::copy_of(part).into_slice()).collect()
+}
+
+const WRITE: IoOp = IoOp::Write { fua: false };
+
+async fn put(core: &Core, chan: &Chan, lba: u64, bytes: &[u8], block: usize) -> IoStatus {
+    start(core, chan, WRITE, lba, (bytes.len() / block) as u64, bufs(bytes)).await.unwrap()
+}
+
+async fn get(core: &Core, chan: &Chan, lba: u64, len: usize, block: usize) -> Result<Vec<u8>, IoStatus> {
+    let into = bufs(&vec![0xEE; len]);
+    let status = start(core, chan, IoOp::Read, lba, (len / block) as u64, into.clone()).await.unwrap();
+    if status.is_success() { Ok(into.iter().flat_map(|b| b.to_vec()).collect()) } else { Err(status) }
+}
+
+/// Reads and writes of every size and kind.
+async fn exercise(core: Core, chan: Chan, block: usize) {
+    for (seed, len) in [(1, block), (2, 4096), (3, 8192), (4, 128 << 10), (5, 1 << 20), (6, (128 << 10) + block)] {
+        let bytes = pattern(seed, len);
+        assert_eq!(put(&core, &chan, 3, &bytes, block).await, Status::SUCCESS, "write of {len}");
+        assert_eq!(get(&core, &chan, 3, len, block).await.unwrap(), bytes, "read of {len}");
+        let blocks = (len / block) as u64;
+        let same = start(&core, &chan, IoOp::Compare, 3, blocks, bufs(&bytes)).await.unwrap();
+        assert_eq!(same, Status::SUCCESS);
+        let other = start(&core, &chan, IoOp::Compare, 3, blocks, bufs(&pattern(99, len))).await.unwrap();
+        assert!(other.is(Status::COMPARE_FAILURE), "{other}");
+    }
+    let blocks = (1 << 20) / block as u64;
+    for op in [IoOp::WriteZeroes, IoOp::Unmap] {
+        put(&core, &chan, 0, &pattern(8, 1 << 20), block).await;
+        assert_eq!(start(&core, &chan, op, 0, blocks, Bufs::new()).await.unwrap(), Status::SUCCESS, "{op:?}");
+        assert_eq!(get(&core, &chan, 0, 1 << 20, block).await.unwrap(), vec![0; 1 << 20], "{op:?}");
+    }
+    let flush = start(&core, &chan, IoOp::Flush, 0, 0, Bufs::new()).await.unwrap();
+    assert_eq!(flush, Status::SUCCESS);
+    // Far more at once than the queue takes.
+    let writes: Vec<_> = (0..600)
+        .map(|i| {
+            start(
+                &core,
+                &chan,
+                WRITE,
+                i % 64 * (4096 / block as u64),
+                (4096 / block) as u64,
+                bufs(&pattern(i % 64, 4096)),
+            )
+        })
+        .collect();
+    for write in writes {
+        assert_eq!(write.await.unwrap(), Status::SUCCESS);
+    }
+    for i in [0, 17, 63] {
+        let got = get(&core, &chan, i * (4096 / block as u64), 4096, block).await.unwrap();
+        assert_eq!(got, pattern(i, 4096));
+    }
+}
+
+#[test]
+fn every_kind_of_io_reaches_the_target() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        let variants = [
+            json!({}),
+            json!({ "hdgst": true, "ddgst": true }),
+            json!({ "disable_sq_flow_control": true }),
+            json!({ "disable_sq_flow_control": true, "hdgst": true, "ddgst": true, "num_io_queues": 1 }),
+        ];
+        for more in variants {
+            assert_eq!(engine.attach(more).await, json!(["Nn1"]));
+            engine.on_channel("Nn1", |core, chan| exercise(core, chan, 512)).await;
+            engine.ok("bdev_nvme_detach_controller", json!({ "name": "N" })).await;
+            assert!(engine.app.registry().find("Nn1").is_none());
+        }
+        let controllers = engine.ok("bdev_nvme_get_controllers", json!({})).await;
+        assert_eq!(controllers, json!([]));
+    });
+}
+
+#[test]
+fn objects_and_errors_are_spdks() {
+    engine(|engine| async move {
+        engine.serve(4096).await;
+        engine.attach(json!({})).await;
+        let list = engine.ok("bdev_get_bdevs", json!({ "name": "Nn1" })).await;
+        let bdev = &list[0];
+        assert_eq!(bdev["product_name"], "NVMe disk");
+        assert_eq!((bdev["block_size"].as_u64(), bdev["num_blocks"].as_u64()), (Some(4096), Some(4096)));
+        let path = &bdev["driver_specific"]["nvme"][0];
+        assert_eq!(path["trid"]["subnqn"], NQN);
+        assert_eq!(path["trid"]["trsvcid"], engine.port.to_string());
+        assert_eq!(path["ctrlr_data"]["serial_number"], "S1");
+        assert_eq!(path["ns_data"]["id"], 1);
+        let controllers = engine.ok("bdev_nvme_get_controllers", json!({ "name": "N" })).await;
+        assert_eq!(controllers[0]["ctrlrs"][0]["state"], "enabled");
+        assert_eq!(controllers[0]["ctrlrs"][0]["host"]["nqn"], HOST);
+        let code = |result: RpcResult| result.unwrap_err().code;
+        let attach = |more| engine.rpc("bdev_nvme_attach_controller", engine.attach_params(more));
+        assert_eq!(code(attach(json!({})).await), -114);
+        assert_eq!(code(attach(json!({ "multipath": "disable" })).await), -114);
+        assert_eq!(code(attach(json!({ "subnqn": "nqn.2016-06.io.spdk:other" })).await), -22);
+        assert_eq!(code(attach(json!({ "name": "O", "trtype": "nonsense" })).await), -22);
+        assert_eq!(code(attach(json!({ "name": "O", "trtype": "RDMA" })).await), -19);
+        assert_eq!(code(attach(json!({ "name": "O", "reconnect_delay_sec": 1 })).await), -22);
+        assert_eq!(code(attach(json!({ "name": "O", "no_such": 1 })).await), RpcError::INTERNAL);
+        assert_eq!(code(attach(json!({ "name": "O", "hostnqn": "nqn.2016-06.io.spdk:stranger" })).await), -5);
+        assert_eq!(code(attach(json!({ "name": "O", "trsvcid": "1" })).await), -5);
+        assert_eq!(code(engine.rpc("bdev_nvme_set_options", json!({ "timeout_us": 1 })).await), -1);
+        assert_eq!(code(engine.rpc("bdev_nvme_get_controllers", json!({ "name": "O" })).await), -22);
+        assert_eq!(code(engine.rpc("bdev_nvme_detach_controller", json!({ "name": "O" })).await), -19);
+        let wrong = json!({ "name": "N", "trsvcid": "1" });
+        assert_eq!(code(engine.rpc("bdev_nvme_detach_controller", wrong).await), -6);
+        assert_eq!(engine.ok("bdev_nvme_reset_controller", json!({ "name": "N" })).await, json!(true));
+        assert_eq!(engine.state().await, "enabled");
+        let saved: Vec<_> = engine.methods.save.iter().flat_map(|(_, save)| save(&engine.app)).collect();
+        let attach = saved.iter().find(|(method, _)| method == "bdev_nvme_attach_controller").unwrap();
+        engine.ok("bdev_nvme_detach_controller", json!({ "name": "N" })).await;
+        assert_eq!(engine.ok(&attach.0, attach.1.clone()).await, json!(["Nn1"]));
+    });
+}
+
+/// The session is lost with a write in flight; it and what comes meanwhile is done on the next session, in order.
+#[test]
+fn held_io_is_replayed_on_the_next_session() {
+    engine(|engine| async move {
+        engine.serve_slow().await;
+        engine.attach(json!({ "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1 })).await;
+        let (sender, begun) = oneshot::channel();
+        let entry = engine.entry("Nn1");
+        let writing = engine.app.core().call_async(DATA, move |core| {
+            let (core, chan) = (core.clone(), entry.open(core).unwrap());
+            async move {
+                put(&core, &chan, 0, &pattern(1, 4096), 512).await;
+                let first = start(&core, &chan, WRITE, 0, 8, bufs(&pattern(2, 4096)));
+                sender.send(()).unwrap();
+                let second = start(&core, &chan, WRITE, 8, 8, bufs(&pattern(3, 4096)));
+                let statuses = (first.await.unwrap(), second.await.unwrap());
+                (statuses, get(&core, &chan, 0, 8192, 512).await.unwrap())
+            }
+        });
+        begun.await.unwrap();
+        engine.listener(false).await;
+        engine.until_state(|state| state != "enabled").await;
+        engine.listener(true).await;
+        let (statuses, bytes) = writing.await.unwrap();
+        assert_eq!(statuses, (Status::SUCCESS, Status::SUCCESS));
+        assert_eq!(bytes, [pattern(2, 4096), pattern(3, 4096)].concat());
+        engine.until_state(|state| state == "enabled").await;
+    });
+}
+
+/// Without replay a caller hears of every loss at once, and after all of its I/O has ended.
+#[test]
+fn without_replay_io_fails_at_once_and_watchers_hear_why() {
+    engine(|engine| async move {
+        engine.serve_slow().await;
+        let more = json!({ "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1, "addax_no_replay": true });
+        engine.attach(more).await;
+        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (hears, entry) = (Arc::clone(&heard), engine.entry("Nn1"));
+        let (sender, begun) = oneshot::channel();
+        let (down_sender, down) = oneshot::channel();
+        let (up_sender, up) = oneshot::channel::<()>();
+        let working = engine.app.core().call_async(DATA, move |core| {
+            let (core, chan) = (core.clone(), entry.open(core).unwrap());
+            let note = move |text: String| hears.lock().unwrap().push(text);
+            let on_path = note.clone();
+            chan.watch_path(&core, Rc::new(move |_, state: PathState| on_path(format!("{state:?}"))));
+            async move {
+                assert_eq!(put(&core, &chan, 0, &pattern(1, 4096), 512).await, Status::SUCCESS);
+                let slow: Vec<_> = (0..300).map(|i| start(&core, &chan, WRITE, i, 1, bufs(&pattern(2, 512)))).collect();
+                sender.send(()).unwrap();
+                for write in slow {
+                    let status = write.await.unwrap();
+                    assert!(status.is_success() || status.is(Status::HOST_PATHING_ERROR), "{status}");
+                    note(if status.is_success() { "done".into() } else { "path error".into() });
+                }
+                let now = start(&core, &chan, IoOp::Read, 0, 1, bufs(&[0; 512])).await.unwrap();
+                assert!(now.is(Status::HOST_PATHING_ERROR), "{now}");
+                down_sender.send(()).unwrap();
+                up.await.unwrap();
+                assert_eq!(put(&core, &chan, 0, &pattern(4, 512), 512).await, Status::SUCCESS);
+                assert_eq!(get(&core, &chan, 0, 512, 512).await.unwrap(), pattern(4, 512));
+            }
+        });
+        let has = |word: &'static str| {
+            let heard = Arc::clone(&heard);
+            move || heard.lock().unwrap().iter().any(|h| h == word)
+        };
+        begun.await.unwrap();
+        engine.listener(false).await;
+        down.await.unwrap();
+        engine.until(has("Down")).await;
+        {
+            let mut heard = heard.lock().unwrap();
+            let at = heard.iter().position(|h| h == "Down").unwrap();
+            assert!(heard.iter().any(|h| h == "path error"));
+            assert_eq!(heard[0], "Up", "the first session is told of, too");
+            assert!(!heard[..at].iter().any(|h| h == "Refused"));
+            heard.clear();
+        }
+        // The host is put out while it is away: it is refused, and not taken back before it is allowed again.
+        engine.ok("nvmf_subsystem_remove_host", json!({ "nqn": NQN, "host": HOST })).await;
+        engine.listener(true).await;
+        engine.until(has("Refused")).await;
+        assert!(!has("Up")());
+        engine.ok("nvmf_subsystem_add_host", json!({ "nqn": NQN, "host": HOST })).await;
+        engine.until(has("Up")).await;
+        up_sender.send(()).unwrap();
+        working.await.unwrap();
+    });
+}
+
+/// The SPDK default: one attempt, then I/O fails until a reset is asked for.
+#[test]
+fn without_timeouts_there_is_one_attempt() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        engine.attach(json!({})).await;
+        engine.on_channel("Nn1", |core, chan| async move { put(&core, &chan, 0, &pattern(1, 4096), 512).await }).await;
+        engine.listener(false).await;
+        engine.until_state(|state| state == "failed").await;
+        let read = engine.on_channel("Nn1", |core, chan| async move { get(&core, &chan, 0, 512, 512).await }).await;
+        assert!(read.unwrap_err().is_path_error());
+        let again = engine.rpc("bdev_nvme_reset_controller", json!({ "name": "N" })).await;
+        assert_eq!(again.unwrap_err().code, -5);
+        engine.listener(true).await;
+        engine.ok("bdev_nvme_reset_controller", json!({ "name": "N" })).await;
+        let read = engine.on_channel("Nn1", |core, chan| async move { get(&core, &chan, 0, 4096, 512).await }).await;
+        assert_eq!(read.unwrap(), pattern(1, 4096));
+    });
+}
+
+#[test]
+fn io_fails_past_its_timeout_and_the_controller_goes_past_its_own() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        let times = json!({ "ctrlr_loss_timeout_sec": 3, "reconnect_delay_sec": 1, "fast_io_fail_timeout_sec": 1 });
+        engine.attach(times).await;
+        engine.listener(false).await;
+        engine.until_state(|state| state != "enabled").await;
+        let read = engine.on_channel("Nn1", |core, chan| async move { get(&core, &chan, 0, 512, 512).await }).await;
+        assert!(read.unwrap_err().is_path_error());
+        let registry = Rc::clone(engine.app.registry());
+        engine.until(move || registry.find("Nn1").is_none()).await;
+        let list = engine.ok("bdev_nvme_get_controllers", json!({})).await;
+        assert!(list == json!([]) || list[0]["ctrlrs"][0]["state"] == "deleting");
+    });
+}
+
+#[test]
+fn devices_follow_the_namespaces() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        engine.ok("bdev_null_create", json!({ "name": "Z0", "num_blocks": 2048, "block_size": 512 })).await;
+        engine.attach(json!({})).await;
+        let registry = Rc::clone(engine.app.registry());
+        let nsid = engine.add_namespace("Z0").await;
+        assert_eq!(nsid, json!(2));
+        let there = Rc::clone(&registry);
+        engine.until(move || there.find("Nn2").is_some()).await;
+        let heard: Rc<RefCell<Vec<BdevEvent>>> = Rc::default();
+        let hears = Rc::clone(&heard);
+        let access = crate::bdev::registry::Access::Shared;
+        let desc = registry.open("Nn2", access, move |event| hears.borrow_mut().push(event)).unwrap();
+        engine.ok("bdev_null_resize", json!({ "name": "Z0", "new_size": 2 })).await;
+        let resized = Rc::clone(&heard);
+        engine.until(move || resized.borrow().contains(&BdevEvent::Resized)).await;
+        assert_eq!(desc.entry().bdev.num_blocks(), 4096);
+        engine.ok("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 2 })).await;
+        let removing = Rc::clone(&heard);
+        engine.until(move || removing.borrow().contains(&BdevEvent::Removing)).await;
+        drop(desc);
+        engine.until(move || registry.find("Nn2").is_none()).await;
+        assert!(engine.app.registry().find("Nn1").is_some());
+    });
+}
+
+/// A device that this very process exports has its identifier already; with our own flag it is found all the same.
+#[test]
+fn a_namespace_of_this_process_needs_an_identifier_of_its_own() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        engine.ok("nvmf_subsystem_remove_ns", json!({ "nqn": NQN, "nsid": 1 })).await;
+        engine.ok("nvmf_subsystem_add_ns", json!({ "nqn": NQN, "namespace": { "bdev_name": "M0" } })).await;
+        assert_eq!(engine.attach(json!({})).await, json!([]));
+        engine.ok("bdev_nvme_detach_controller", json!({ "name": "N" })).await;
+        let more = json!({ "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1, "addax_no_replay": true });
+        assert_eq!(engine.attach(more).await, json!(["Nn1"]));
+        assert_ne!(engine.entry("Nn1").bdev.info().uuid, engine.entry("M0").bdev.info().uuid);
+    });
+}
