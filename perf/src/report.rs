@@ -289,7 +289,8 @@ impl VerifyReport {
         for finding in &self.mismatch_samples {
             let Finding { class, unit, offset, expected, found, transient } = finding;
             let transient = if *transient { ", right at a later read" } else { "" };
-            let _ = writeln!(out, "  {class}: unit {unit} at byte {offset}: expected {expected}; found {found}{transient}");
+            let _ =
+                writeln!(out, "  {class}: unit {unit} at byte {offset}: expected {expected}; found {found}{transient}");
         }
         let verdict = match (self.mismatches_total, self.ok) {
             (0, true) => "verified: no mismatch".to_owned(),

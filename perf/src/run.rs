@@ -67,7 +67,10 @@ fn end_on_signals(stops: &Stops) -> Result<(), Failure> {
             }
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(|e| Failure::Io(format!("signals: {e}")))?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(listen)
+        .map_err(|e| Failure::Io(format!("signals: {e}")))?;
     Ok(())
 }
 
@@ -111,9 +114,9 @@ struct Host {
 impl Host {
     async fn probe(&self, target: &TargetArgs) -> Result<NamespaceInfo, Failure> {
         let params = target.session();
-        session::probe(self.app.core(), &KernelNet, &params)
-            .await
-            .map_err(|e| Failure::Io(format!("connect to {} at {} as {}: {e}", target.nqn, target.target, target.host_nqn)))
+        session::probe(self.app.core(), &KernelNet, &params).await.map_err(|e| {
+            Failure::Io(format!("connect to {} at {} as {}: {e}", target.nqn, target.target, target.host_nqn))
+        })
     }
 
     /// Runs one workload per data core, in order, and gives them back.
@@ -255,7 +258,10 @@ fn open_log(args: &VerifyArgs, units: u64, rules: Rules) -> Result<Opened, Failu
     let exists = args.log.try_exists().map_err(|e| Failure::Io(format!("log {}: {e}", args.log.display())))?;
     if !exists {
         if args.phase == PhaseChoice::Check {
-            return Err(Failure::Usage(format!("--log {}: nothing to check against: no such file", args.log.display())));
+            return Err(Failure::Usage(format!(
+                "--log {}: nothing to check against: no such file",
+                args.log.display()
+            )));
         }
         let (log, _) = Uuid::new_v4().as_u64_pair();
         let header = Header { log, units, volume: volume.clone() };

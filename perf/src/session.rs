@@ -475,10 +475,8 @@ impl Session {
     }
 
     fn outage(&self, since: Nanos) {
-        let outage = Outage {
-            start_ns: since.saturating_sub(self.began),
-            length_ns: self.core.now().saturating_sub(since),
-        };
+        let outage =
+            Outage { start_ns: since.saturating_sub(self.began), length_ns: self.core.now().saturating_sub(since) };
         self.stats.borrow_mut().outages.push(outage);
     }
 

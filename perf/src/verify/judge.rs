@@ -77,7 +77,12 @@ pub struct Identity {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Of this unit, by this log.
-    Ours { seq: u32, serial: u64, io_first: u64, io_units: u16 },
+    Ours {
+        seq: u32,
+        serial: u64,
+        io_first: u64,
+        io_units: u16,
+    },
     /// Of this unit, by another log.
     Earlier,
     /// By this log, for another place.
@@ -100,12 +105,9 @@ impl Part {
         };
         let here = stamp.volume == identity.volume && stamp.unit == unit && usize::from(written) == index;
         match (here, stamp.log == identity.log) {
-            (true, true) => Self::Ours {
-                seq: stamp.seq,
-                serial: stamp.serial,
-                io_first: stamp.io_first,
-                io_units: stamp.io_units,
-            },
+            (true, true) => {
+                Self::Ours { seq: stamp.seq, serial: stamp.serial, io_first: stamp.io_first, io_units: stamp.io_units }
+            }
             (true, false) => Self::Earlier,
             (false, true) => Self::Elsewhere(stamp, written),
             (false, false) => Self::Stranger(stamp, written),
@@ -137,11 +139,9 @@ impl fmt::Display for Part {
             Self::Ours { seq, .. } => write!(f, "write {seq}"),
             Self::Earlier => f.write_str("a block of an earlier log"),
             Self::Elsewhere(s, sector) => write!(f, "write {} of unit {} sector {sector}", s.seq, s.unit),
-            Self::Stranger(s, sector) => write!(
-                f,
-                "unit {} sector {sector} of volume {:016x} of another log {:016x}",
-                s.unit, s.volume, s.log
-            ),
+            Self::Stranger(s, sector) => {
+                write!(f, "unit {} sector {sector} of volume {:016x} of another log {:016x}", s.unit, s.volume, s.log)
+            }
             Self::Zero => f.write_str("zeroes"),
             Self::Foreign => f.write_str("bytes that no verifier wrote"),
             Self::Damaged => f.write_str("a block with a wrong checksum"),

@@ -183,11 +183,7 @@ impl Model {
         if let Some(states) = self.range(first, count) {
             states.iter_mut().for_each(|s| *s = if acknowledged { s.acknowledge() } else { s.abandon() });
         }
-        if acknowledged {
-            Record::Ack { first, units: count }
-        } else {
-            Record::Fail { first, units: count }
-        }
+        if acknowledged { Record::Ack { first, units: count } } else { Record::Fail { first, units: count } }
     }
 
     /// Issues a read.

@@ -132,8 +132,7 @@ impl WriteLog {
         }
         let model = Model::new(header.identity(), header.units, rules);
         let (file, bytes) = write_snapshot(path, &header, &model)?;
-        let log =
-            Self { path: path.into(), file, header, pending: Vec::new(), bytes, bytes_compacted: bytes, sync };
+        let log = Self { path: path.into(), file, header, pending: Vec::new(), bytes, bytes_compacted: bytes, sync };
         Ok(Opened { log, model, dropped_bytes: 0 })
     }
 
@@ -158,8 +157,7 @@ impl WriteLog {
             file.set_len(good).map_err(fail("cut off an incomplete end"))?;
         }
         file.seek(SeekFrom::End(0)).map_err(fail("seek"))?;
-        let log =
-            Self { path: path.into(), file, header, pending: Vec::new(), bytes: good, bytes_compacted: 0, sync };
+        let log = Self { path: path.into(), file, header, pending: Vec::new(), bytes: good, bytes_compacted: 0, sync };
         Ok(Opened { log, model, dropped_bytes: len - good })
     }
 
