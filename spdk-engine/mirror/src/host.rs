@@ -40,6 +40,8 @@ pub(crate) struct HostOp {
     pub(crate) sent: LegMask,
     pub(crate) ok: LegMask,
     pub(crate) failed: LegMask,
+    /// Of those that failed: they had no room.
+    pub(crate) full: LegMask,
     pub(crate) error: Option<LegError>,
     /// Its lock is settled: copies may have read its range, so it can no longer be undone by a repair.
     pub(crate) settled: bool,
@@ -95,6 +97,7 @@ impl HostOps {
             sent: LegMask::EMPTY,
             ok: LegMask::EMPTY,
             failed: LegMask::EMPTY,
+            full: LegMask::EMPTY,
             error: None,
             settled: false,
         };
@@ -121,6 +124,7 @@ impl HostOps {
             op.need.remove(leg);
             op.ok.remove(leg);
             op.failed.remove(leg);
+            op.full.remove(leg);
         }
     }
 
@@ -238,10 +242,10 @@ impl Core {
             Err(LegError::Gone) => {}
             Err(error) => {
                 op.failed.insert(leg);
-                // Lack of space is what the host can act on, so it wins over other errors.
-                if op.error != Some(LegError::NoSpace) {
-                    op.error = Some(error);
+                if error == LegError::NoSpace {
+                    op.full.insert(leg);
                 }
+                op.error = Some(error);
             }
         }
         if op.op != Op::Read {
@@ -301,7 +305,7 @@ impl Core {
         // After it is settled a copy may have taken the range to a replica that joined since.
         let holders = if op.settled { staying.without(op.failed) } else { op.ok.and(staying) };
         let someone_has_it = !holders.is_empty();
-        let member_full = op.error == Some(LegError::NoSpace) && !fresh.and(staying).is_empty() && op.op != Op::Flush;
+        let member_full = !op.full.and(fresh).and(staying).is_empty() && op.op != Op::Flush;
         if someone_has_it && (op.settled || !member_full) {
             let reason = DropReason::WriteFailed(op.error.unwrap_or(LegError::Other));
             for leg in fresh.iter() {
@@ -315,6 +319,8 @@ impl Core {
         }
         if let Some(live) = self.host.get_mut(slot) {
             live.stage = Stage::Repairing;
+            // Lack of space is what the host can act on, so it wins over other errors; that of a joiner is not its.
+            live.error = Some(if member_full { LegError::NoSpace } else { LegError::Media });
         }
         self.repairs.enqueue(slot);
     }

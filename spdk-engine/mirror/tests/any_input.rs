@@ -166,7 +166,7 @@ proptest! {
         for (number, step) in (0u64..).zip(steps) {
             any.step(number, step);
             prop_assert!(any.answers.values().all(|n| *n <= 1), "answered twice");
-            prop_assert!(any.core.config().in_sync.len() >= 1);
+            prop_assert!(!any.core.config().in_sync.is_empty());
         }
         // What is not answered is known to be in flight.
         let waiting = any.answers.values().filter(|n| **n == 0).count();

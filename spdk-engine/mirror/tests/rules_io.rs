@@ -214,6 +214,16 @@ fn no_space_on_one_member_reaches_the_host_after_the_range_is_equal_again() {
 }
 
 #[test]
+fn no_space_on_a_joiner_ends_its_rebuild_and_the_host_hears_nothing_of_it() {
+    let mut b = Bench::new(params(&["a"], &["b"], 1));
+    let w = b.write(60, 1);
+    b.reply(w, 1, Err(LegError::NoSpace));
+    b.reply(w, 0, Ok(()));
+    assert_eq!(b.result_of(w), Some(Ok(())));
+    assert_eq!(b.drops, [(LegId(1), DropReason::WriteFailed(LegError::NoSpace))]);
+}
+
+#[test]
 fn a_member_that_cannot_be_made_equal_leaves_before_the_host_hears() {
     let mut b = Bench::of(&["a", "b"]);
     let w = b.write(0, 4);
