@@ -251,7 +251,7 @@ impl Conn {
         let Some(stream) = stream.as_mut() else { return Step::Blocked };
         let mut session = self.session.borrow_mut();
         loop {
-            if let Some(slot) = session.next() {
+            if let Some(slot) = session.next_command() {
                 return Step::Execute(slot);
             }
             if let Some(Fault::Broken(reason)) = session.fault() {

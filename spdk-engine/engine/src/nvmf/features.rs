@@ -63,9 +63,8 @@ pub fn get(controller: &Controller, get: &GetFeatures) -> Result<Answer, Status>
         fid::ASYNC_EVENT_CONFIG => controller.events.config().0,
         fid::KEEP_ALIVE_TIMER => controller.keep_alive_ms(),
         fid::HOST_BEHAVIOR => {
-            let mut behavior = HostBehavior::default();
-            behavior.acre = features.acre.get().into();
-            behavior.lbafee = features.lbafee.get().into();
+            let (acre, lbafee) = (features.acre.get().into(), features.lbafee.get().into());
+            let behavior = HostBehavior { acre, lbafee, ..HostBehavior::default() };
             return Ok(Answer::Data(behavior.encode().to_vec(), Completion::dw0(0)));
         }
         fid::HOST_ID if get.cdw11 & HOST_ID_EXTENDED != 0 => {

@@ -167,8 +167,7 @@ fn command_set_namespace(controller: &Controller, nsid: u32) -> Result<Answer, S
 
 fn command_set_controller(controller: &Controller) -> Answer {
     let config = &controller.subsystem.config;
-    let mut data = NvmControllerData::default();
-    data.wzsl = config.wzsl;
+    let mut data = NvmControllerData { wzsl: config.wzsl, ..NvmControllerData::default() };
     if config.dmrsl != 0 {
         data.dmrl = 1;
         data.dmrsl = u32::try_from(config.dmrsl).unwrap_or(u32::MAX);
@@ -180,11 +179,8 @@ fn command_set_controller(controller: &Controller) -> Answer {
 fn independent_namespace(controller: &Controller, nsid: u32) -> Result<Answer, Status> {
     check_nsid(controller, nsid)?;
     let built = with_namespace(controller, nsid, |namespace| {
-        let mut data = IndependentNamespaceData::default();
-        data.nmic = nvme_wire::namespace::NMIC_SHARED;
-        data.anagrpid = ana_group(controller, namespace);
-        data.nstat = NSTAT_READY;
-        data.encode()
+        let (nmic, anagrpid) = (nvme_wire::namespace::NMIC_SHARED, ana_group(controller, namespace));
+        IndependentNamespaceData { nmic, anagrpid, nstat: NSTAT_READY, ..Default::default() }.encode()
     });
     Ok(Answer::data(built.unwrap_or([0; IDENTIFY_SIZE])))
 }

@@ -20,7 +20,7 @@ const ERROR_ENTRIES: usize = 128;
 
 /// Answers a Get Log Page; `room` is the host's buffer in bytes.
 pub fn answer(controller: &Controller, nsid: u32, page: &GetLogPage, room: usize) -> Result<Answer, Status> {
-    if page.bytes > room as u64 || page.index_offset || page.offset % 4 != 0 {
+    if page.bytes > room as u64 || page.index_offset || !page.offset.is_multiple_of(4) {
         return Err(Status::INVALID_FIELD);
     }
     let content =
@@ -74,8 +74,7 @@ fn supported(controller: &Controller) -> Vec<u8> {
 }
 
 fn firmware_slots() -> Vec<u8> {
-    let mut log = FirmwareSlotLog::default();
-    log.afi = 1;
+    let mut log = FirmwareSlotLog { afi: 1, ..FirmwareSlotLog::default() };
     log.revisions[0] = SpacePadded::new(identify::FIRMWARE).unwrap_or_default();
     log.encode().to_vec()
 }

@@ -381,12 +381,13 @@ impl Subsystem {
         let removed = self.namespaces.borrow_mut().remove(&nsid);
         let namespace = removed.ok_or(SubsystemError::NoNamespace(nsid))?;
         self.namespace_changed(core, nsid);
-        let (id, task_core) = (self.id, core.clone());
+        let id = self.id;
+        let drain = |to| core.call_async(to, move |core| poll_group::remove_namespace(core, id, nsid));
+        // Sent before anything else can be: later messages to these cores find the namespace gone.
+        let drains: Vec<_> = core.data_cores().into_iter().map(drain).collect();
         let (done, wait) = futures::channel::oneshot::channel();
         core.spawn(async move {
-            let cores = task_core.data_cores();
-            let drain = |to| task_core.call_async(to, move |core| poll_group::remove_namespace(core, id, nsid));
-            join_all(cores.into_iter().map(drain)).await;
+            join_all(drains).await;
             drop(namespace);
             let _ = done.send(());
         });

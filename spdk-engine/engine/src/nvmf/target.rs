@@ -79,14 +79,14 @@ impl std::fmt::Debug for Target {
 /// The application's target.
 #[must_use]
 pub fn target(app: &App) -> Rc<Target> {
-    app.module(|| Target::new(app)).0.clone()
+    app.module(|| Target::make(app)).0.clone()
 }
 
 /// What [`App::module`] keeps.
 struct Handle(Rc<Target>);
 
 impl Target {
-    fn new(app: &App) -> Handle {
+    fn make(app: &App) -> Handle {
         let discovery = SubsystemConfig {
             nqn: Nqn::discovery(),
             serial_number: String::new(),

@@ -2,10 +2,10 @@
 //! out.
 //!
 //! *What it is.* The owner of a [`Session`] receives into [`Session::target`], reports with [`Session::received`], takes
-//! commands from [`Session::next`] until there is none, answers each with [`Session::complete`], and sends what
+//! commands from [`Session::next_command`] until there is none, answers each with [`Session::complete`], and sends what
 //! [`Session::output`] holds. A session can move between cores at any time.
 //!
-//! *Flow of a command.* capsule → slot → (buffer → R2T → H2CData | in-capsule data | buffer) → [`Session::next`] →
+//! *Flow of a command.* capsule → slot → (buffer → R2T → H2CData | in-capsule data | buffer) → [`Session::next_command`] →
 //! [`Session::complete`] → (C2HData) → response. One R2T per command covers all of its data.
 //!
 //! *Invariants.* At most as many commands are outstanding as the queue is deep. Commands that wait for a buffer get one
@@ -161,7 +161,7 @@ impl Session {
             link: Link::new(Role::Controller),
             limits,
             pool,
-            input: Input::new(),
+            input: Input::with_room(),
             output: Output::default(),
             payload: None,
             slots: Slots::new(limits.depth),
@@ -215,7 +215,7 @@ impl Session {
         self.output.bytes() > OUTPUT_BYTES_MAX
     }
 
-    /// Commands given out by [`Self::next`] and not completed.
+    /// Commands given out by [`Self::next_command`] and not completed.
     #[must_use]
     pub fn executing(&self) -> usize {
         self.slots.used().filter(|(index, s)| s.stage == Stage::Executing && !self.ready.contains(index)).count()
@@ -267,7 +267,7 @@ impl Session {
     }
 
     /// The next command to execute, from what was received.
-    pub fn next(&mut self) -> Option<u16> {
+    pub fn next_command(&mut self) -> Option<u16> {
         loop {
             if let Some(slot) = self.ready.pop_front() {
                 return Some(slot);

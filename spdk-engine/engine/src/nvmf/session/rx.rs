@@ -15,7 +15,7 @@ pub struct Input {
 }
 
 impl Input {
-    pub fn new() -> Self {
+    pub fn with_room() -> Self {
         Self { bytes: vec![0; INPUT_BYTES].into_boxed_slice(), head: 0, tail: 0 }
     }
 

@@ -36,7 +36,9 @@ fn pattern(cid: u16, len: usize) -> Vec<u8> {
 struct Run {
     host: Host,
     session: Session,
+    /// Bytes on their way, and how many of them were delivered.
     wire: Vec<u8>,
+    delivered: usize,
     script: HashMap<u16, Op>,
     executed: HashMap<u16, u32>,
     answered: HashMap<u16, u32>,
@@ -59,23 +61,24 @@ impl Run {
 
     /// Delivers at most `chunk` bytes and handles all that follows from them.
     fn deliver(&mut self, chunk: usize) {
-        let offered = chunk.min(self.wire.len());
+        let wire = &self.wire[self.delivered..];
+        let offered = chunk.min(wire.len());
         let (count, direct) = match self.session.target() {
             Target::Scratch(space) => {
                 let count = space.len().min(offered);
-                space[..count].copy_from_slice(&self.wire[..count]);
+                space[..count].copy_from_slice(&wire[..count]);
                 (count, false)
             }
             Target::Payload(part) => {
                 let count = part.len().min(offered);
-                part.copy_from(&self.wire[..count], 0);
+                part.copy_from(&wire[..count], 0);
                 (count, true)
             }
             Target::Paused => (0, false),
         };
-        self.wire.drain(..count);
+        self.delivered += count;
         self.session.received(count, direct);
-        while let Some(slot) = self.session.next() {
+        while let Some(slot) = self.session.next_command() {
             self.execute(slot);
         }
         assert_eq!(self.session.fault(), None);
@@ -127,24 +130,24 @@ proptest! {
                     chunks in prop::collection::vec(prop_oneof![1usize..20, 1usize..5000, 1usize..70_000], 1..20)) {
         let (host, session) = Host::connected(hpda, header_digest, data_digest);
         let mut run = Run {
-            host, session, wire: Vec::new(), script: HashMap::new(), executed: HashMap::new(),
+            host, session, wire: Vec::new(), delivered: 0, script: HashMap::new(), executed: HashMap::new(),
             answered: HashMap::new(),
         };
         let total = ops.len();
-        let mut ops = (1..).zip(ops);
+        let mut ops = ops.into_iter().enumerate();
         let mut chunks = chunks.into_iter().cycle();
         // A host keeps at most as many commands outstanding as the queue takes.
         let mut sent = 0;
         while run.answered.len() < total {
-            while sent - run.answered.len() < 8 && let Some((cid, op)) = ops.next() {
-                run.send(cid, op);
+            while sent - run.answered.len() < 8 && let Some((index, op)) = ops.next() {
+                run.send(index as u16 + 1, op);
                 sent += 1;
             }
-            prop_assert!(!run.wire.is_empty(), "stuck with {} of {total} answered", run.answered.len());
+            prop_assert!(run.delivered < run.wire.len(), "stuck with {} of {total} answered", run.answered.len());
             run.deliver(chunks.next().unwrap());
         }
         prop_assert!(run.executed.values().chain(run.answered.values()).all(|n| *n == 1));
         prop_assert_eq!(run.executed.len(), total);
-        prop_assert!(run.wire.is_empty());
+        prop_assert_eq!(run.delivered, run.wire.len());
     }
 }

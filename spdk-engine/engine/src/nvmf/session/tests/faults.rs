@@ -10,7 +10,7 @@ use super::host::{Got, Host, LIMITS, command, feed, pool};
 /// Feeds bytes and gives the termination request that must follow.
 fn term_of(host: &mut Host, session: &mut Session, bytes: &[u8]) -> (TermError, usize) {
     feed(session, bytes);
-    while session.next().is_some() {}
+    while session.next_command().is_some() {}
     assert!(matches!(session.fault(), Some(Fault::Terminated(_))), "no termination: {:?}", session.fault());
     match host.collect(session).pop() {
         Some(Got::Term(error, quoted)) => (error, quoted),
@@ -44,7 +44,7 @@ fn initialisation() {
     let mut host = Host::new(3, true, true);
     let mut session = Session::new(LIMITS, pool(1, 1));
     feed(&mut session, &host.ic_req());
-    session.next();
+    session.next_command();
     assert_eq!(host.collect(&mut session), [Got::IcResp { cpda: 3, maxh2cdata: 131_072 }]);
     let again = Host::new(3, true, true).ic_req();
     assert_eq!(term_of(&mut host, &mut session, &again).0, TermError::sequence(), "second ICReq");
@@ -114,7 +114,7 @@ fn transfers_and_their_limits() {
 /// Makes the connection an I/O queue.
 fn io_queue(host: &mut Host, session: &mut Session) {
     feed(session, &host.capsule(&command(io::FLUSH, 99, 0), &[]));
-    let slot = session.next().unwrap();
+    let slot = session.next_command().unwrap();
     session.complete_connect(slot, false, 7, true, 0);
     host.collect(session);
 }
@@ -123,7 +123,7 @@ fn io_queue(host: &mut Host, session: &mut Session) {
 fn admin_commands_may_carry_more_in_the_capsule() {
     let (host, mut session) = fresh();
     feed(&mut session, &host.capsule(&Sqe::new(admin::SET_FEATURES, 1, 0, Sgl::in_capsule(8192)), &[3; 8192]));
-    let slot = session.next().unwrap();
+    let slot = session.next_command().unwrap();
     assert_eq!(session.data(slot).unwrap().to_vec(), vec![3; 8192]);
 }
 
@@ -139,7 +139,7 @@ fn data_for_commands() {
     ] {
         let (mut host, mut session) = fresh();
         feed(&mut session, &host.capsule(&command(io::WRITE, 5, 8192), &[]));
-        assert_eq!(session.next(), None);
+        assert_eq!(session.next_command(), None);
         let Some(Got::R2t(r2t)) = host.collect(&mut session).pop() else { panic!("no R2T") };
         assert_eq!((r2t.cid, r2t.r2to, r2t.r2tl), (5, 0, 8192));
         let ttag = r2t.ttag.wrapping_add_signed(tag);
@@ -152,7 +152,7 @@ fn data_for_commands() {
 fn data_for_a_command_that_wants_none() {
     let (mut host, mut session) = fresh();
     feed(&mut session, &host.capsule(&command(io::READ, 5, 512), &[]));
-    let slot = session.next().unwrap();
+    let slot = session.next_command().unwrap();
     let bytes = host.h2c(5, slot + 1, 0, &[0; 512], true);
     assert_eq!(term_of(&mut host, &mut session, &bytes).0.fes, Fes::InvalidHeaderField);
 }
@@ -165,18 +165,18 @@ fn a_wrong_data_digest_fails_its_command_only() {
     let last = bytes.len() - 1;
     bytes[last] ^= 0xFF;
     feed(&mut session, &bytes);
-    assert_eq!(session.next(), None);
+    assert_eq!(session.next_command(), None);
     let Some(Got::Response(cqe)) = host.collect(&mut session).pop() else { panic!("no response") };
     assert_eq!(cqe.status(), Status::TRANSIENT_TRANSPORT_ERROR);
     feed(&mut session, &host.capsule(&sqe, &[9; 512]));
-    assert!(session.next().is_some(), "the connection lives on");
+    assert!(session.next_command().is_some(), "the connection lives on");
 }
 
 #[test]
 fn both_directions_at_once_is_no_opcode() {
     let (mut host, mut session) = fresh();
     feed(&mut session, &host.capsule(&command(0x83, 1, 0), &[]));
-    assert_eq!(session.next(), None);
+    assert_eq!(session.next_command(), None);
     let Some(Got::Response(cqe)) = host.collect(&mut session).pop() else { panic!("no response") };
     assert_eq!(cqe.status(), Status::INVALID_OPCODE);
 }
@@ -186,7 +186,7 @@ fn more_commands_than_the_queue_is_deep() {
     let (host, mut session) = fresh();
     for cid in 0..=LIMITS.depth {
         feed(&mut session, &host.capsule(&command(io::FLUSH, cid, 0), &[]));
-        while session.next().is_some() {}
+        while session.next_command().is_some() {}
     }
     assert_eq!(session.fault(), Some(Fault::Broken(Reason::Overrun)));
 }
@@ -198,7 +198,7 @@ fn a_termination_request_of_the_host() {
     let mut bytes = host.link.encode(&Pdu::H2cTermReq(error), 8).to_vec();
     bytes.extend_from_slice(&[0; 8]);
     feed(&mut session, &bytes);
-    assert_eq!(session.next(), None);
+    assert_eq!(session.next_command(), None);
     assert_eq!(session.fault(), Some(Fault::Broken(Reason::PeerTerminated(error))));
 }
 
@@ -210,6 +210,6 @@ fn nothing_is_taken_after_a_fault() {
     bytes.extend(host.capsule(&command(io::FLUSH, 2, 0), &[]));
     term_of(&mut host, &mut session, &bytes);
     feed(&mut session, &host.capsule(&command(io::FLUSH, 3, 0), &[]));
-    assert_eq!(session.next(), None);
+    assert_eq!(session.next_command(), None);
     assert!(host.collect(&mut session).is_empty());
 }

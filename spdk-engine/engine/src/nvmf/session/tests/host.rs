@@ -52,7 +52,7 @@ impl Host {
         let mut host = Self::new(hpda, header_digest, data_digest);
         let mut session = Session::new(LIMITS, pool(16, 16));
         feed(&mut session, &host.ic_req());
-        assert_eq!(session.next(), None);
+        assert_eq!(session.next_command(), None);
         host.collect(&mut session);
         assert!(host.link.is_ready());
         (host, session)
@@ -128,7 +128,7 @@ impl Host {
     }
 }
 
-/// Gives bytes to the session as a socket would; commands stay inside until [`Session::next`].
+/// Gives bytes to the session as a socket would; commands stay inside until [`Session::next_command`].
 pub fn feed(session: &mut Session, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let (count, direct) = match session.target() {
