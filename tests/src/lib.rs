@@ -5,6 +5,7 @@
 
 pub mod engine;
 pub mod guest;
+pub mod kube;
 pub mod programs;
 pub mod python;
 pub mod spdk;
