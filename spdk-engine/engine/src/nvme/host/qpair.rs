@@ -127,7 +127,7 @@ impl Qpair {
             link,
             request,
             params,
-            input: Input::new(),
+            input: Input::with_room(),
             output,
             payload: None,
             slots: Slots::new(params.depth),
