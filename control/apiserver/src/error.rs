@@ -128,12 +128,6 @@ impl ApiError {
         self
     }
 
-    /// The same refusal with another sentence.
-    pub(crate) fn with_message(mut self, message: String) -> Self {
-        self.0.message = message;
-        self
-    }
-
     fn retry_after(mut self, seconds: u32) -> Self {
         self.0.retry_after_seconds = Some(seconds);
         self
@@ -242,6 +236,7 @@ impl ApiError {
             StoreError::Expired { asked, oldest, .. } => {
                 Self::expired(format!("too old resource version: {asked} ({oldest})"))
             }
+            StoreError::TooLarge { .. } => Self::new(413, "RequestEntityTooLarge", error.to_string()),
             StoreError::Busy => Self::too_many_requests(error.to_string(), 1),
             other => Self::internal(other.to_string()),
         }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::{error::ApiError, store::OBJECT_BYTES_MAX};
 
 /// A parsed patch.
 #[derive(Debug, Clone)]
@@ -48,12 +48,28 @@ impl Patch {
         let mut patched = object.clone();
         match self {
             Self::Merge(patch) => json_patch::merge(&mut patched, patch),
-            Self::Json(patch) => json_patch::patch(&mut patched, patch).map_err(|error| {
-                ApiError::new(422, "Invalid", format!("the JSON patch does not fit the object: {error}"))
-            })?,
+            Self::Json(patch) => apply_json(&mut patched, patch)?,
         }
         Ok(patched)
     }
+}
+
+/// Applies operation by operation, so that copies, which can double the object each time, are bounded together.
+fn apply_json(object: &mut Value, patch: &json_patch::Patch) -> Result<(), ApiError> {
+    let mut copied_bytes = 0;
+    for operation in &patch.0 {
+        if let json_patch::PatchOperation::Copy(copy) = operation {
+            copied_bytes += object.pointer(copy.from.as_str()).map_or(0, |value| value.to_string().len());
+            if copied_bytes > OBJECT_BYTES_MAX {
+                let message = format!("the JSON patch copies {copied_bytes} bytes; allowed are {OBJECT_BYTES_MAX}");
+                return Err(ApiError::new(413, "RequestEntityTooLarge", message));
+            }
+        }
+        json_patch::patch(object, std::slice::from_ref(operation)).map_err(|error| {
+            ApiError::new(422, "Invalid", format!("the JSON patch does not fit the object: {error}"))
+        })?;
+    }
+    Ok(())
 }
 
 fn merge_body(body: &[u8]) -> Result<Value, ApiError> {
@@ -71,7 +87,7 @@ fn parse_json_patch(body: &[u8]) -> Result<Patch, ApiError> {
         .map_err(|error| ApiError::bad_request(format!("error decoding patch: {error}")))?;
     if patch.0.len() > OPERATIONS_MAX {
         let message = format!("the JSON patch has {} operations; allowed are {OPERATIONS_MAX}", patch.0.len());
-        return Err(ApiError::too_large(body.len()).with_message(message));
+        return Err(ApiError::new(413, "RequestEntityTooLarge", message));
     }
     Ok(Patch::Json(patch))
 }
@@ -103,6 +119,14 @@ mod tests {
         let strategic = br#"{"data": {"$retainKeys": ["k"], "k": "v"}}"#;
         let patch = Patch::parse("application/strategic-merge-patch+json", strategic, true).unwrap();
         assert_eq!(patch.apply(&json!({})).unwrap(), json!({"data": {"k": "v"}}));
+    }
+
+    #[test]
+    fn copies_cannot_blow_an_object_up() {
+        let double = json!({"op": "copy", "from": "/a", "path": "/a/-"});
+        let body = json!(vec![double; 64]).to_string();
+        let patch = Patch::parse("application/json-patch+json", body.as_bytes(), false).unwrap();
+        assert_eq!(patch.apply(&json!({"a": ["0123456789abcdef"]})).unwrap_err().code(), 413);
     }
 
     #[test]

@@ -35,8 +35,11 @@ use crate::{
 
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 1024;
-/// Longest time for a client to finish the TLS handshake, or the header of a request.
+/// Longest time for a client to finish the TLS handshake, and between pings of HTTP/2.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for a client to send the header of its first or next request over HTTP/1. Longer than the 90 s after
+/// which clients usually drop idle connections, so that no request meets a connection that is just being closed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Longest time that requests in flight get at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -267,7 +270,7 @@ impl Acceptor {
             service.clone().call(request)
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE_TIMEOUT);
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
         builder.http2().timer(TokioTimer::new()).keep_alive_interval(Some(HANDSHAKE_TIMEOUT));
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         tokio::pin!(connection);

@@ -370,7 +370,9 @@ async fn a_watch_that_lost_its_place_is_told_to_list_again() {
 async fn follow(streaming: bool) {
     let cuts = std::sync::atomic::AtomicUsize::new(0);
     let faults = FaultHook::new(move |request| match request.verb {
-        "watch" if cuts.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 2 == 0 => Outcome::CutWatch(3).into(),
+        "watch" if cuts.fetch_add(1, std::sync::atomic::Ordering::Relaxed).is_multiple_of(2) => {
+            Outcome::CutWatch(3).into()
+        }
         _ => Fault::default(),
     });
     let store = StoreOptions { history_events_max: 8, ..StoreOptions::default() };

@@ -76,9 +76,6 @@ impl ApiService {
         let client = parts.extensions.get::<Client>().cloned().unwrap_or_default();
         let call = self.call(path, form, &parts)?;
         let fault = self.inner.faults.decide(&call.info());
-        if !fault.delay.is_zero() {
-            tokio::time::sleep(fault.delay).await;
-        }
         match fault.outcome {
             Outcome::Conflict => return Err(ApiError::stale(call.kind.about(call.name()))),
             Outcome::TooManyRequests => return Err(ApiError::too_many_requests("injected fault", 1)),
@@ -86,6 +83,7 @@ impl ApiService {
             Outcome::Serve | Outcome::LoseAnswer | Outcome::CutWatch(_) => {}
         }
         if call.verb == "watch" {
+            tokio::time::sleep(fault.delay).await;
             let cut_after = match fault.outcome {
                 Outcome::CutWatch(events) => Some(events),
                 _ => None,
@@ -98,7 +96,11 @@ impl ApiService {
             .try_acquire()
             .map_err(|_| ApiError::too_many_requests("too many requests, please try again later", 1))?;
         let deadline = self.inner.limits.request_timeout;
-        let answer = timeout(deadline, self.serve(&call, body))
+        let serve = async {
+            tokio::time::sleep(fault.delay).await;
+            self.serve(&call, body).await
+        };
+        let answer = timeout(deadline, serve)
             .await
             .map_err(|_| ApiError::timeout(format!("the request took longer than {} s", deadline.as_secs())))??;
         match fault.outcome {

@@ -5,6 +5,7 @@
 use std::{
     fs::{File, OpenOptions, TryLockError},
     io::{Seek, SeekFrom, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError},
 };
@@ -182,7 +183,8 @@ fn beside(path: &Path, extension: &str) -> PathBuf {
 /// Writes a file beside the data file that holds only the live objects.
 fn write_base(path: &Path, live: &[(Key, u64, Arc<Value>)], revision: u64) -> std::io::Result<()> {
     let temporary = beside(path, "new");
-    let mut file = File::create(&temporary)?;
+    // Secrets are in it: for the owner's eyes only.
+    let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
     let mut out = FILE_MAGIC.to_vec();
     let mut payload = Vec::new();
     for (key, revision, value) in live {

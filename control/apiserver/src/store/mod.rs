@@ -38,6 +38,8 @@ use tokio::sync::{oneshot, watch};
 
 /// Most changes that may wait for the disk; more are refused with [`StoreError::Busy`].
 const STAGED_MAX: usize = 4096;
+/// Largest object, in bytes of JSON, as a cluster's database has it.
+pub const OBJECT_BYTES_MAX: usize = 3 << 19;
 /// Most events one call of [`Watcher::next`] returns, so that no watcher holds the lock for long.
 const WATCH_BATCH_MAX: usize = 256;
 
@@ -92,6 +94,12 @@ pub enum StoreError {
     /// The value is not an object with a `metadata` object.
     #[error("the value to store is not an object with metadata")]
     NotAnObject,
+    /// The object is too large.
+    #[error("the object has {bytes} bytes of JSON; allowed are {OBJECT_BYTES_MAX}")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
@@ -307,7 +315,11 @@ fn encode(value: &Value) -> Result<Vec<u8>, StoreError> {
     if !value.get("metadata").is_some_and(Value::is_object) {
         return Err(StoreError::NotAnObject);
     }
-    serde_json::to_vec(value).map_err(|_| StoreError::NotAnObject)
+    let encoded = serde_json::to_vec(value).map_err(|_| StoreError::NotAnObject)?;
+    if encoded.len() > OBJECT_BYTES_MAX {
+        return Err(StoreError::TooLarge { bytes: encoded.len() });
+    }
+    Ok(encoded)
 }
 
 type Durable = oneshot::Receiver<Result<Entry, StoreError>>;

@@ -242,17 +242,18 @@ impl State {
 
     pub(super) fn list(&self, scope: &Scope, after: Option<&Key>, at: Option<u64>) -> Result<Listing, StoreError> {
         let revision = at.unwrap_or(self.published);
-        let mut entries: BTreeMap<Key, Entry> = self
+        let entries = self
             .objects
             .range((scope.start(after), Bound::Unbounded))
             .take_while(|(key, _)| !scope.ends_before(key))
             .filter(|(key, _)| scope.contains(key))
-            .map(|(key, entry)| (key.clone(), entry.clone()))
-            .collect();
-        if revision != self.published {
-            self.check_history(revision)?;
-            self.undo_until(revision, scope, after, &mut entries);
+            .map(|(key, entry)| (key.clone(), entry.clone()));
+        if revision == self.published {
+            return Ok(Listing { revision, entries: entries.collect() });
         }
+        self.check_history(revision)?;
+        let mut entries = entries.collect();
+        self.undo_until(revision, scope, after, &mut entries);
         Ok(Listing { revision, entries: entries.into_iter().collect() })
     }
 
