@@ -220,7 +220,8 @@ impl Agent {
             .add_service(pb::replicas_server::ReplicasServer::new(services.clone()))
             .add_service(pb::engines_server::EnginesServer::new(services.clone()))
             .add_service(pb::events_server::EventsServer::new(services));
-        tracing::info!(node = %config.node, address = %config.listen, "the agent is up");
+        let address = listener.local_addr().unwrap_or(config.listen);
+        tracing::info!(node = %config.node, %address, "the agent is up");
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         // Streams end with `parts`, a child of this token; calls get a moment.
         let serving = router.serve_with_incoming_shutdown(incoming, shutdown.clone().cancelled_owned());

@@ -1,0 +1,340 @@
+//! Volumes on real processes: three agents, each with an `addax-engine` of its own (`ADDAX_ENGINE`), one arbiter in
+//! memory, and SPDK's initiator (`SPDK_DIR`) as the host. Data planes are killed; the volume must open again, rebuild,
+//! and end with byte-equal replicas. Without the variables the tests say so and do nothing.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use addax_agent::arbiter::{Arbiter, MemoryArbiter, record_to_config};
+use addax_agent::{Agent, AgentConfig, DataPlaneConfig, stop_data_plane};
+use addax_api::VolumeConfig;
+use addax_api::nqn::{replica_nqn, volume_nqn};
+use addax_proto::engine_v1 as pb;
+use pb::event::Object;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+
+const SIZE: u64 = 64 << 20;
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:0c4bb6a4-0000-4000-8000-000000000001";
+const UUID: &str = "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10";
+const NODES: usize = 3;
+
+fn programs() -> Option<(PathBuf, PathBuf)> {
+    let engine = std::env::var_os("ADDAX_ENGINE").map(PathBuf::from).filter(|program| program.exists());
+    let spdk = std::env::var_os("SPDK_DIR").map(PathBuf::from).filter(|dir| dir.join("build/bin").exists());
+    if engine.is_none() || spdk.is_none() {
+        eprintln!(
+            "SKIPPED: ADDAX_ENGINE and SPDK_DIR must name the engine and a built SPDK tree; no volume was tested"
+        );
+    }
+    Some((engine?, spdk?))
+}
+
+fn replica(node: usize) -> String {
+    format!("v-r-{node}")
+}
+
+struct Node {
+    dir: tempfile::TempDir,
+    data: SocketAddr,
+    agent: String,
+    shutdown: CancellationToken,
+    channel: Channel,
+}
+
+impl Drop for Node {
+    /// Also a test that fails leaves no process behind.
+    fn drop(&mut self) {
+        if let Some(pid) = self.pid() {
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+}
+
+impl Node {
+    async fn start(number: usize, engine: PathBuf, arbiter: Arc<dyn Arbiter>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("disk")).unwrap();
+        let ip = format!("127.0.21.{}", number + 1);
+        let port = std::net::TcpListener::bind((ip.as_str(), 0)).unwrap().local_addr().unwrap().port();
+        let data: SocketAddr = format!("{ip}:{port}").parse().unwrap();
+        let config = AgentConfig {
+            node: format!("n{number}"),
+            listen: "127.0.0.1:0".parse().unwrap(),
+            disks: BTreeMap::from([("d".to_owned(), dir.path().join("disk"))]),
+            data_plane: DataPlaneConfig {
+                program: engine,
+                address: data,
+                rpc_socket: dir.path().join("rpc.sock"),
+                cores: "0x1".to_owned(),
+                memory_mib: 256,
+                hugepages: false,
+                extra_args: Vec::new(),
+                stop_with_agent: false,
+            },
+            runtime_dir: dir.path().join("run"),
+            tls: None,
+        };
+        let shutdown = CancellationToken::new();
+        let agent = Agent::start(config, arbiter, &shutdown).await.unwrap();
+        let agent_address = agent.address().unwrap().to_string();
+        let channel = Channel::from_shared(format!("http://{agent_address}")).unwrap().connect_lazy();
+        tokio::spawn(agent.serve(shutdown.clone()));
+        Self { dir, data, agent: agent_address, shutdown, channel }
+    }
+
+    fn pid(&self) -> Option<nix::unistd::Pid> {
+        let text = std::fs::read(self.dir.path().join("run/data-plane.pid")).ok()?;
+        let file: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        Some(nix::unistd::Pid::from_raw(i32::try_from(file["pid"].as_i64()?).ok()?))
+    }
+
+    fn kill_data_plane(&self) {
+        nix::sys::signal::kill(self.pid().unwrap(), nix::sys::signal::Signal::SIGKILL).unwrap();
+    }
+
+    fn image(&self, number: usize) -> Vec<u8> {
+        std::fs::read(self.dir.path().join(format!("disk/replicas/{}.img", replica(number)))).unwrap()
+    }
+
+    fn replicas(&self) -> pb::replicas_client::ReplicasClient<Channel> {
+        pb::replicas_client::ReplicasClient::new(self.channel.clone())
+    }
+
+    fn engines(&self) -> pb::engines_client::EnginesClient<Channel> {
+        pb::engines_client::EnginesClient::new(self.channel.clone())
+    }
+
+    async fn watch<T>(&self, what: &str, mut pick: impl FnMut(Object) -> Option<T>) -> T {
+        let mut events = pb::events_client::EventsClient::new(self.channel.clone());
+        let mut last = String::new();
+        let wait = async {
+            let mut stream = events.watch(pb::WatchRequest {}).await.unwrap().into_inner();
+            while let Some(event) = stream.message().await.unwrap() {
+                let object = event.object.unwrap();
+                last = format!("{object:#?}");
+                if let Some(found) = pick(object) {
+                    return found;
+                }
+            }
+            panic!("the stream ended before: {what}");
+        };
+        let found = tokio::time::timeout(Duration::from_secs(90), wait).await;
+        found.unwrap_or_else(|_| panic!("never: {what}; last {last}"))
+    }
+
+    async fn wait_up(&self) {
+        self.watch("data plane", |object| match object {
+            Object::Info(info) => (!info.data_plane_instance.is_empty()).then_some(()),
+            _ => None,
+        })
+        .await;
+    }
+
+    async fn wait_engine(&self, what: &str, holds: impl Fn(&pb::Engine) -> bool) -> pb::Engine {
+        self.watch(what, |object| match object {
+            Object::Engine(engine) => holds(&engine).then_some(engine),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn wait_replica(&self, what: &str, holds: impl Fn(&pb::Replica) -> bool) -> pb::Replica {
+        self.watch(what, |object| match object {
+            Object::Replica(replica) => holds(&replica).then_some(replica),
+            _ => None,
+        })
+        .await
+    }
+}
+
+fn mode(engine: &pb::Engine, number: usize) -> pb::Mode {
+    let found = engine.replicas.iter().find(|found| found.replica == replica(number));
+    found.map_or(pb::Mode::Unspecified, pb::ReplicaMode::mode)
+}
+
+fn is_healthy(engine: &pb::Engine) -> bool {
+    engine.state() == pb::State::Running && (0..NODES).all(|number| mode(engine, number) == pb::Mode::InSync)
+}
+
+struct Cluster {
+    nodes: Vec<Node>,
+    arbiter: MemoryArbiter,
+    spdk: PathBuf,
+}
+
+impl Cluster {
+    async fn start(engine: PathBuf, spdk: PathBuf) -> Self {
+        let arbiter = MemoryArbiter::default();
+        let mut nodes = Vec::new();
+        for number in 0..NODES {
+            let node = Node::start(number, engine.clone(), Arc::new(arbiter.clone())).await;
+            node.wait_up().await;
+            let request = pb::StartReplicaRequest {
+                name: replica(number),
+                volume: "v".to_owned(),
+                disk: "d".to_owned(),
+                size_bytes: SIZE,
+                create: true,
+            };
+            let made = node.replicas().start_replica(request).await.unwrap().into_inner();
+            assert_eq!(made.state(), pb::State::Running, "{made:?}");
+            nodes.push(node);
+        }
+        let record = VolumeConfig {
+            lineage: "l".to_owned(),
+            epoch: 0,
+            engine_instance: String::new(),
+            config_number: 1,
+            in_sync: (0..NODES).map(replica).collect(),
+            rebuilding: Vec::new(),
+            min_in_sync: 1,
+            size: i64::try_from(SIZE).unwrap(),
+            clean: true,
+        };
+        arbiter.put("v", record_to_config(&record).unwrap());
+        Self { nodes, arbiter, spdk }
+    }
+
+    fn member(&self, number: usize) -> pb::Member {
+        let node = &self.nodes[number];
+        let address = pb::Address {
+            traddr: node.data.ip().to_string(),
+            trsvcid: u32::from(node.data.port()),
+            nqn: replica_nqn(&replica(number)),
+        };
+        pb::Member { replica: replica(number), agent: node.agent.clone(), address: Some(address) }
+    }
+
+    async fn open(&self, node: usize) -> pb::Engine {
+        let request = pb::StartEngineRequest {
+            volume: "v".to_owned(),
+            size_bytes: SIZE,
+            replicas: (0..NODES).map(|number| self.member(number)).collect(),
+            allowed_hosts: vec![HOST.to_owned()],
+            uuid: UUID.to_owned(),
+        };
+        self.nodes[node].engines().start_engine(request).await.unwrap();
+        self.nodes[node].wait_engine("open", |engine| engine.state() == pb::State::Running).await
+    }
+
+    /// SPDK's initiator writes through a node for a second; whether it could.
+    async fn write(&self, node: usize) -> bool {
+        let address = self.nodes[node].data;
+        let transport = format!(
+            "trtype:TCP adrfam:IPv4 traddr:{} trsvcid:{} subnqn:{} hostnqn:{HOST}",
+            address.ip(),
+            address.port(),
+            volume_nqn("v")
+        );
+        let mut command = tokio::process::Command::new(self.spdk.join("build/bin/spdk_nvme_perf"));
+        command.args(["-r", &transport, "-q", "8", "-o", "65536", "-w", "randwrite", "-t", "1", "-c", "0x2"]);
+        command.args(["--no-huge", "-s", "256"]).kill_on_drop(true);
+        let output = tokio::time::timeout(Duration::from_secs(60), command.output()).await.unwrap().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.contains("Attached to") && text.contains("Total")
+    }
+
+    async fn close(&self, node: usize) {
+        let request = pb::StopEngineRequest { volume: "v".to_owned() };
+        let closed = self.nodes[node].engines().stop_engine(request).await.unwrap().into_inner();
+        assert_eq!(closed.state(), pb::State::Stopped);
+    }
+
+    fn assert_equal_images(&self) {
+        let first = self.nodes[0].image(0);
+        assert_eq!(first.len(), usize::try_from(SIZE).unwrap());
+        assert!(first.iter().any(|byte| *byte != 0), "nothing was written");
+        for number in 1..NODES {
+            assert!(first == self.nodes[number].image(number), "replica {number} differs");
+        }
+    }
+
+    async fn finish(self) {
+        for node in &self.nodes {
+            node.shutdown.cancel();
+            assert!(stop_data_plane(&node.dir.path().join("run"), Duration::from_secs(20)).await);
+            std::fs::remove_file(node.dir.path().join("run/data-plane.pid")).unwrap();
+        }
+    }
+}
+
+fn start_log() {
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_lives_through_the_death_of_a_replica_and_of_its_engine() {
+    let Some((engine, spdk)) = programs() else { return };
+    start_log();
+    let cluster = Cluster::start(engine, spdk).await;
+    let opened = cluster.open(0).await;
+    assert_eq!(opened.epoch, 1);
+    assert!(is_healthy(&opened), "{opened:#?}");
+    assert!(cluster.write(0).await, "the host cannot write");
+
+    // A replica's data plane dies: it leaves, comes back, and is rebuilt when a manager asks for it.
+    let before = cluster.nodes[1].wait_replica("replica", |r| r.state() == pb::State::Running).await;
+    cluster.nodes[1].kill_data_plane();
+    cluster.nodes[1]
+        .wait_replica("exported again", |r| {
+            r.state() == pb::State::Running && r.data_plane_instance != before.data_plane_instance
+        })
+        .await;
+    assert!(cluster.write(0).await, "the host cannot write with a replica away");
+    let away = cluster.nodes[0]
+        .wait_engine("left or back", |engine| mode(engine, 1) != pb::Mode::Lost && engine.state() == pb::State::Running)
+        .await;
+    if mode(&away, 1) == pb::Mode::Out {
+        let request = pb::AddReplicaRequest { volume: "v".to_owned(), replica: Some(cluster.member(1)) };
+        cluster.nodes[0].engines().add_replica(request).await.unwrap();
+    }
+    cluster.nodes[0].wait_engine("rebuilt", is_healthy).await;
+
+    // The engine's data plane dies: the volume opens by itself at the next epoch and makes its replicas equal.
+    cluster.nodes[0].kill_data_plane();
+    let again = cluster.nodes[0].wait_engine("open again", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
+    assert_ne!(again.engine_instance, opened.engine_instance);
+    cluster.nodes[0].wait_engine("rebuilt", is_healthy).await;
+    assert!(cluster.write(0).await, "the host cannot write after the engine's death");
+
+    // Another node takes it over after an ordered close.
+    cluster.close(0).await;
+    assert!(cluster.arbiter.get("v").unwrap().clean);
+    cluster.assert_equal_images();
+    let moved = cluster.open(2).await;
+    assert_eq!(moved.epoch, 3);
+    assert!(is_healthy(&moved), "{moved:#?}");
+    assert!(!cluster.write(0).await, "the old node still serves the volume");
+    assert!(cluster.write(2).await);
+    cluster.close(2).await;
+    cluster.assert_equal_images();
+    cluster.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_taken_over_while_its_old_engine_sleeps_is_not_served_by_that_any_more() {
+    let Some((engine, spdk)) = programs() else { return };
+    start_log();
+    let cluster = Cluster::start(engine, spdk).await;
+    cluster.open(0).await;
+    assert!(cluster.write(0).await);
+    let asleep = cluster.nodes[0].pid().unwrap();
+    nix::sys::signal::kill(asleep, nix::sys::signal::Signal::SIGSTOP).unwrap();
+    // Its own replica is asleep as well and leaves.
+    let taken = cluster.open(1).await;
+    assert_eq!(taken.epoch, 2);
+    assert!(cluster.write(1).await);
+    nix::sys::signal::kill(asleep, nix::sys::signal::Signal::SIGCONT).unwrap();
+    let lost = cluster.nodes[0].wait_engine("lost", |engine| engine.state() == pb::State::Error).await;
+    assert!(lost.message.contains("another engine"), "{}", lost.message);
+    assert!(!cluster.write(0).await, "the old engine still acknowledges");
+    assert!(cluster.write(1).await);
+    assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 2);
+    cluster.finish().await;
+}
