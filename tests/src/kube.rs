@@ -26,7 +26,9 @@ const MODULE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/realapi");
 /// Its files, in the order in which they are hashed.
 const MODULE_FILES: &[&str] = &["go.mod", "go.sum", "etcd/main.go", "kube-apiserver/main.go"];
 /// Arguments of `go build`. They are hashed too.
-const BUILD_ARGS: &[&str] = &["build", "-p", "2", "-mod=readonly", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w"];
+const BUILD_ARGS: &[&str] = &["build", "-p", "2", "-mod=readonly", "-buildvcs=false", "-trimpath"];
+/// The module whose version the API server is to tell.
+const KUBERNETES: &str = "k8s.io/kubernetes";
 /// Bounds the start, from the first process to the first `ok` of `/readyz`.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Bounds one question for readiness.
@@ -54,7 +56,9 @@ pub fn programs() -> Result<PathBuf> {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text);
     }
+    let linker_args = linker_args()?;
     hash.update(BUILD_ARGS.join("\n"));
+    hash.update(&linker_args);
     let digest = hash.finalize();
     let key: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     cached(&format!("realapi-{key}"), |folder| {
@@ -63,7 +67,7 @@ pub fn programs() -> Result<PathBuf> {
         let output = Command::new("nice")
             .arg("go")
             .args(BUILD_ARGS)
-            .arg("-o")
+            .args(["-ldflags", &linker_args, "-o"])
             .arg(folder)
             .args(["./etcd", "./kube-apiserver"])
             .current_dir(MODULE)
@@ -75,6 +79,21 @@ pub fn programs() -> Result<PathBuf> {
         ensure!(output.status.success(), "go build failed:\n{}", String::from_utf8_lossy(&output.stderr));
         Ok(())
     })
+}
+
+/// Arguments of the linker: no symbols, and the version that `kubectl` wants to know, which a build from the module
+/// does not set by itself.
+fn linker_args() -> Result<String> {
+    let module = fs::read_to_string(Path::new(MODULE).join("go.mod"))?;
+    let words = module.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let version = words.filter(|words| words.first() == Some(&KUBERNETES)).find_map(|words| words.get(1).copied());
+    let version = version.with_context(|| format!("realapi/go.mod does not require {KUBERNETES}"))?;
+    let mut parts = version.trim_start_matches('v').split('.');
+    let (Some(major), Some(minor)) = (parts.next(), parts.next()) else {
+        bail!("realapi/go.mod requires {KUBERNETES} {version}, which is no version of it");
+    };
+    let set = "-X k8s.io/component-base/version.git";
+    Ok(format!("-s -w {set}Version={version} {set}Major={major} {set}Minor={minor}"))
 }
 
 /// A running kube-apiserver with its etcd.
@@ -228,7 +247,8 @@ fn spawn_apiserver(program: &Path, folder: &Path, etcd: u16, port: u16) -> Resul
 /// Makes the key that signs service account tokens. Nobody asks for one, but the server insists.
 fn make_key(path: &Path) -> Result<()> {
     let output = Command::new("openssl")
-        .args(["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"])
+        // `genpkey` would write PKCS #8, in which the server finds no public key.
+        .args(["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"])
         .arg(path)
         .stdin(Stdio::null())
         .output()
