@@ -1,1 +1,178 @@
-fn main() {}
+//! `addax`: the control plane's programs and the command line, in one binary.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod cluster;
+mod demo;
+mod output;
+mod serve;
+mod verbs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::cluster::UpOptions;
+use crate::cluster::layout::Layout;
+use crate::output::Format;
+
+/// Replicated block storage for Kubernetes and plain Linux hosts.
+#[derive(Debug, Parser)]
+#[command(name = "addax", version, after_help = "Example: addax up && addax volume create data --size 1GiB")]
+struct Cli {
+    /// Folder of the local cluster.
+    #[arg(long, global = true, env = "ADDAX_DIR")]
+    dir: Option<PathBuf>,
+    /// A kubeconfig to use instead of the local cluster's.
+    #[arg(long, global = true, env = "ADDAX_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    /// Form of the output.
+    #[arg(short = 'o', long = "output", global = true, value_enum, default_value_t)]
+    output: Format,
+    /// Show no progress.
+    #[arg(short = 'q', long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a cluster of several nodes on this machine, or what is missing of it.
+    #[command(after_help = "Example: addax up --nodes 3")]
+    Up {
+        /// Number of nodes; node n has the address 127.0.0.n.
+        #[arg(long, default_value_t = 3)]
+        nodes: u32,
+        /// First NVMe/TCP port to try.
+        #[arg(long, default_value_t = 4420)]
+        port: u16,
+    },
+    /// End the local cluster's processes; its data stays.
+    #[command(after_help = "Example: addax down --delete")]
+    Down {
+        /// Remove the cluster's folder with all volumes.
+        #[arg(long)]
+        delete: bool,
+    },
+    /// Volumes.
+    Volume {
+        #[command(subcommand)]
+        verb: verbs::volume::VolumeVerb,
+    },
+    /// Nodes.
+    Node {
+        #[command(subcommand)]
+        verb: verbs::node::NodeVerb,
+    },
+    /// Show on this machine that a volume survives the loss of its engines, then clean up.
+    #[command(after_help = "Example: addax demo")]
+    Demo(demo::DemoArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example: addax completions bash > /etc/bash_completion.d/addax")]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Run the embedded API server of a local cluster.
+    #[command(after_help = "Example: addax apiserver --dir /var/lib/addax")]
+    Apiserver,
+    /// Run a node's agent.
+    #[command(after_help = "Example: addax agent --node node-1")]
+    Agent(NodeArgs),
+    /// Run a node's manager.
+    #[command(after_help = "Example: addax manager --node node-1")]
+    Manager(NodeArgs),
+}
+
+#[derive(Debug, Args)]
+struct NodeArgs {
+    /// Name of the node.
+    #[arg(long)]
+    node: String,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    serve::start_logging(matches!(cli.command, Command::Apiserver | Command::Agent(_) | Command::Manager(_)));
+    // One provider for all of TLS; the error only says that it is set already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let made = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let result = made.map_err(anyhow::Error::from).and_then(|runtime| runtime.block_on(run(cli)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("addax: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(cli: Cli) -> Result<()> {
+    let layout = Layout::new(cli.dir.clone());
+    match cli.command {
+        Command::Up { nodes, port } => {
+            let layout = layout?;
+            let options = UpOptions { nodes, data_port: port, quiet: cli.quiet };
+            let cluster = cluster::up(&layout, &options).await?;
+            if !cli.quiet {
+                println!("{} nodes are ready", cluster.nodes.len());
+                println!("  export KUBECONFIG={}", layout.kubeconfig().display());
+            }
+            Ok(())
+        }
+        Command::Down { delete } => cluster::down(&layout?, delete),
+        Command::Volume { verb } => {
+            verbs::volume::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output).await
+        }
+        Command::Node { verb } => {
+            verbs::node::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output).await
+        }
+        Command::Demo(args) => demo::run(args).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "addax", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Apiserver => serve::apiserver(&layout?).await,
+        Command::Agent(args) => serve::agent(&layout?, &args.node).await,
+        Command::Manager(args) => serve::manager(&layout?, &args.node).await,
+    }
+}
+
+async fn client(layout: &Layout, kubeconfig: Option<&std::path::Path>) -> Result<kube::Client> {
+    match kubeconfig {
+        Some(path) => cluster::client_from(kube::config::Kubeconfig::read_from(path)?).await,
+        None => {
+            layout.require()?;
+            cluster::client(layout).await
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_an_example() {
+        fn check(command: &clap::Command, path: &str) {
+            for sub in command.get_subcommands().filter(|s| s.get_name() != "help") {
+                let path = format!("{path} {}", sub.get_name());
+                if sub.has_subcommands() {
+                    check(sub, &path);
+                } else {
+                    let help = sub.get_after_help().map(ToString::to_string).unwrap_or_default();
+                    assert!(help.contains("Example: addax"), "{path} has no example");
+                }
+            }
+        }
+        check(&Cli::command(), "addax");
+    }
+}

@@ -1,0 +1,341 @@
+//! `addax demo`: the main job end to end on one machine, with engines killed in the middle; cleans up after itself.
+//!
+//! *Flow.* Three nodes up ─▶ a volume with three replicas, attached ─▶ writes with verification over NVMe/TCP ─▶ a replica's
+//! engine killed ─▶ the attached node's engine killed ─▶ degraded, rebuilt, healthy ─▶ everything read back ─▶ detached ─▶
+//! each replica read by itself: right, and byte for byte equal to the others ─▶ down, and nothing left.
+//!
+//! *When things fail.* Any mismatch, any I/O error and any wait that takes too long ends it with an error and a non-zero
+//! exit code; processes and files are removed all the same (`--keep` keeps the files).
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use addax_api::volume::Robustness;
+use addax_api::{Replica, Volume, VolumeSpec};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use kube::api::ListParams;
+use kube::{Client, ResourceExt};
+use nix::sys::signal::{Signal, kill};
+use serde_json::{Value, json};
+
+use crate::cluster::layout::{Cluster, Layout};
+use crate::cluster::{self, UpOptions};
+use crate::output::bytes;
+use crate::verbs::{api, api_error, volume, wait_until};
+
+const VOLUME: &str = "demo";
+const HOST: &str = "nqn.2026-11.io.addax:host:demo";
+/// How long each wait may take.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Size of the volume.
+    #[arg(long, default_value = "1GiB", value_parser = crate::output::parse_size)]
+    size: i64,
+    /// Data to write.
+    #[arg(long, default_value = "384MiB", value_parser = crate::output::parse_size)]
+    write: i64,
+    /// Keep the cluster's folder.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// What happened when, for the reader.
+struct Timeline {
+    start: Instant,
+}
+
+impl Timeline {
+    fn tell(&self, text: impl AsRef<str>) {
+        println!("{:7.2} s  {}", self.start.elapsed().as_secs_f64(), text.as_ref());
+    }
+}
+
+pub async fn run(args: DemoArgs) -> Result<()> {
+    let dir = std::env::temp_dir().join(format!("addax-demo-{}", std::process::id()));
+    let layout = Layout::new(Some(dir.clone()))?;
+    let timeline = Timeline { start: Instant::now() };
+    let result = tokio::select! {
+        result = play(&layout, &args, &timeline) => result,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    if result.is_err() {
+        show_logs(&layout);
+    }
+    let cleaned = cluster::down(&layout, !args.keep);
+    let left = cluster::processes_with_argument(&dir.to_string_lossy());
+    result?;
+    cleaned?;
+    ensure!(left.is_empty(), "processes are left: {left:?}");
+    ensure!(args.keep || !dir.exists(), "{} is left", dir.display());
+    timeline.tell("no process and no file is left; the demo has passed");
+    Ok(())
+}
+
+async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<()> {
+    let options = UpOptions { nodes: 3, data_port: 4420, quiet: true };
+    let cluster = cluster::up(layout, &options).await?;
+    let client = cluster::client(layout).await?;
+    timeline.tell("3 nodes are ready, each with its own address, manager, agent and engine");
+    volume::create(&client, VOLUME, VolumeSpec::with_size(args.size)).await?;
+    volume::wait_created(&client, VOLUME, PATIENCE).await?;
+    timeline.tell(format!("volume {VOLUME:?} of {} is declared, with 3 replicas", bytes(args.size)));
+    let node = cluster.nodes[0].name.clone();
+    let endpoint = volume::attach(&client, VOLUME, &node, &[HOST.to_owned()], PATIENCE).await?;
+    let target = format!("{}:{}", endpoint.traddr, endpoint.trsvcid);
+    timeline.tell(format!("attached to {node}, served at {target}"));
+
+    let log = layout.dir().join("writes.log");
+    let mut load = perf(&target, &endpoint.nqn, &log, &["--phase", "both", "--size", &args.write.to_string()])?;
+    under_load(&client, &cluster, layout, &mut load, timeline).await?;
+    let report = finish(load, "verification under load")?;
+    tell_report(timeline, "written and read back over NVMe/TCP", &report);
+
+    wait_healthy(&client).await?;
+    timeline.tell("healthy: all 3 replicas are in sync");
+    let again = perf(&target, &endpoint.nqn, &log, &["--phase", "check"])?;
+    tell_report(timeline, "read back once more", &finish(again, "read-back")?);
+    volume::detach(&client, VOLUME, PATIENCE).await?;
+    timeline.tell("detached: drained, flushed, recorded as clean");
+
+    let files = replica_files(&client, layout).await?;
+    cluster::down(layout, false)?;
+    check_replicas(layout, &files, &log, timeline)?;
+    Ok(())
+}
+
+/// Kills a replica's engine, then the attached node's, while the load runs.
+async fn under_load(
+    client: &Client,
+    cluster: &Cluster,
+    layout: &Layout,
+    load: &mut Child,
+    timeline: &Timeline,
+) -> Result<()> {
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    kill_engine(layout, &cluster.nodes[1].name)?;
+    timeline.tell("kill -9: the engine of node-2, which holds a replica");
+    wait_robustness(client, Robustness::Degraded).await?;
+    timeline.tell("degraded: writes go on with the replicas that are left");
+    ensure_running(load)?;
+    wait_healthy(client).await?;
+    timeline.tell("rebuilt: healthy again");
+    kill_engine(layout, &cluster.nodes[0].name)?;
+    timeline.tell("kill -9: the engine of node-1, which serves the volume");
+    ensure_running(load)?;
+    wait_robustness(client, Robustness::Degraded).await?;
+    timeline.tell("taken over with a new epoch; the other replicas are being rebuilt");
+    Ok(())
+}
+
+fn ensure_running(load: &mut Child) -> Result<()> {
+    if let Some(status) = load.try_wait()? {
+        ensure!(status.success(), "the load ended early with {status}");
+    }
+    Ok(())
+}
+
+fn kill_engine(layout: &Layout, node: &str) -> Result<()> {
+    let socket = layout.engine_socket(node);
+    let pids = cluster::processes_with_argument(&socket.to_string_lossy());
+    ensure!(pids.len() == 1, "{} engines run on {node}, not one", pids.len());
+    kill(pids[0], Signal::SIGKILL).with_context(|| format!("kill the engine of {node}"))
+}
+
+async fn wait_robustness(client: &Client, wanted: Robustness) -> Result<()> {
+    let what = wanted.as_str();
+    wait_until(&api::<Volume>(client), VOLUME, PATIENCE, what, |found| {
+        (found?.status.as_ref()?.robustness == wanted).then_some(())
+    })
+    .await
+}
+
+async fn wait_healthy(client: &Client) -> Result<()> {
+    wait_until(&api::<Volume>(client), VOLUME, PATIENCE, "healthy", |found| {
+        let volume = found?;
+        let config = volume.status.as_ref()?.config.as_ref()?;
+        (volume::is_healthy(volume) && config.in_sync.len() == 3).then_some(())
+    })
+    .await
+}
+
+fn sibling(name: &str) -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    ensure!(path.exists(), "{} is missing: build all programs", path.display());
+    Ok(path)
+}
+
+fn perf(target: &str, nqn: &str, log: &Path, more: &[&str]) -> Result<Child> {
+    let child = Command::new(sibling("addax-perf")?)
+        .args(["verify", "--target", target, "--nqn", nqn, "--host-nqn", HOST, "--expect-volume", VOLUME])
+        .arg("--log")
+        .arg(log)
+        .args(["--quiet", "-o", "json"])
+        .args(more)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start addax-perf")?;
+    Ok(child)
+}
+
+fn finish(child: Child, what: &str) -> Result<Value> {
+    let output = child.wait_with_output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!("{what} failed ({}):\n{text}", output.status);
+    }
+    serde_json::from_str(&text).with_context(|| format!("{what}: the report is not JSON:\n{text}"))
+}
+
+fn tell_report(timeline: &Timeline, what: &str, report: &Value) {
+    timeline.tell(format!("{what}:"));
+    for line in report_lines(report) {
+        println!("           {line}");
+    }
+}
+
+async fn replica_files(client: &Client, layout: &Layout) -> Result<Vec<(String, PathBuf)>> {
+    let of_volume = ListParams::default().labels(&format!("{}={VOLUME}", addax_api::LABEL_VOLUME));
+    let replicas = api::<Replica>(client).list(&of_volume).await.map_err(api_error)?;
+    let files: Vec<_> = replicas
+        .iter()
+        .map(|r| {
+            let disk = layout.node_dir(&r.spec.node_id).join("disks").join(&r.spec.disk_id);
+            (r.name_any(), disk.join("replicas").join(format!("{}.img", r.name_any())))
+        })
+        .collect();
+    ensure!(files.len() == 3, "{} replicas instead of 3", files.len());
+    Ok(files)
+}
+
+/// Serves each replica by itself and verifies it, then compares all of them byte by byte.
+fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path, timeline: &Timeline) -> Result<()> {
+    let port = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        listener.local_addr()?.port()
+    };
+    let config = layout.dir().join("replicas.json");
+    std::fs::write(&config, serve_config(files, port).to_string())?;
+    let mut engine = Command::new(sibling("addax-engine")?)
+        .arg("-r")
+        .arg(layout.run().join("replicas.sock"))
+        .args(["--no-huge", "-s", "64", "-c"])
+        .arg(&config)
+        .stdin(Stdio::null())
+        .spawn()
+        .context("start addax-engine")?;
+    let checked = check_each(files, log, port, timeline);
+    let _ = engine.kill();
+    let _ = engine.wait();
+    checked?;
+    let first = &files[0];
+    for other in &files[1..] {
+        ensure!(equal(&first.1, &other.1)?, "{} and {} differ", first.0, other.0);
+    }
+    timeline.tell("all 3 replicas are equal, byte for byte");
+    Ok(())
+}
+
+fn check_each(files: &[(String, PathBuf)], log: &Path, port: u16, timeline: &Timeline) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(10);
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        ensure!(Instant::now() < until, "the replicas are not served in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for (name, _) in files {
+        let nqn = addax_api::nqn::replica_nqn(name);
+        let report = finish(perf(&format!("127.0.0.1:{port}"), &nqn, log, &["--phase", "check"])?, name)?;
+        tell_report(timeline, &format!("{name}, read by itself"), &report);
+    }
+    Ok(())
+}
+
+fn serve_config(files: &[(String, PathBuf)], port: u16) -> Value {
+    let mut bdevs = Vec::new();
+    let mut nvmf = vec![json!({ "method": "nvmf_create_transport", "params": { "trtype": "TCP" } })];
+    for (name, path) in files {
+        let nqn = addax_api::nqn::replica_nqn(name);
+        let file = json!({ "name": name, "filename": path, "block_size": 4096 });
+        bdevs.push(json!({ "method": "bdev_uring_create", "params": file }));
+        let subsystem = json!({ "nqn": nqn, "serial_number": "REPLICA", "allow_any_host": true });
+        nvmf.push(json!({ "method": "nvmf_create_subsystem", "params": subsystem }));
+        let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": name } });
+        nvmf.push(json!({ "method": "nvmf_subsystem_add_ns", "params": namespace }));
+        let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() });
+        let listener = json!({ "nqn": nqn, "listen_address": address });
+        nvmf.push(json!({ "method": "nvmf_subsystem_add_listener", "params": listener }));
+    }
+    json!({ "subsystems": [{ "subsystem": "bdev", "config": bdevs }, { "subsystem": "nvmf", "config": nvmf }] })
+}
+
+fn equal(a: &Path, b: &Path) -> Result<bool> {
+    let (mut a, mut b) = (File::open(a)?, File::open(b)?);
+    let (mut left, mut right) = (vec![0u8; 1 << 20], vec![0u8; 1 << 20]);
+    loop {
+        let count = a.read(&mut left)?;
+        if count == 0 {
+            return Ok(b.read(&mut right)? == 0);
+        }
+        if b.read_exact(&mut right[..count]).is_err() || left[..count] != right[..count] {
+            return Ok(false);
+        }
+    }
+}
+
+fn show_logs(layout: &Layout) {
+    let Ok(entries) = std::fs::read_dir(layout.log()) else { return };
+    for entry in entries.flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        eprintln!("--- {}", entry.file_name().to_string_lossy());
+        for line in &lines[lines.len().saturating_sub(15)..] {
+            eprintln!("{line}");
+        }
+    }
+}
+
+/// A report of `addax-perf verify` in a few readable lines.
+fn report_lines(report: &Value) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (phase, sides) in [("write", &["write", "read"][..]), ("check", &["read"][..])] {
+        let load = &report[phase];
+        if !load.is_object() {
+            continue;
+        }
+        for side in sides {
+            lines.push(format!("{phase} phase, {side}s: {}", rate(&load[side])));
+        }
+        lines.push(format!(
+            "{phase} phase: {} I/O errors, {} reconnects, {} I/Os sent again",
+            load["errors"], load["reconnects"], load["retries"]
+        ));
+        for pause in load["pauses"].as_array().into_iter().flatten() {
+            let (at, length) = (pause["start_s"].as_f64().unwrap_or(0.0), pause["length_s"].as_f64().unwrap_or(0.0));
+            lines.push(format!("{phase} phase: pause of {length:.2} s, {at:.2} s into it"));
+        }
+    }
+    let written = report["written_bytes"].as_i64().unwrap_or(0);
+    lines.push(format!("{} ever written; mismatches: {}", bytes(written), report["mismatches_total"]));
+    lines
+}
+
+fn rate(side: &Value) -> String {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let mib = f64::from(1 << 20);
+    let latency = |name: &str| number(&side["latency_us"][name]);
+    format!(
+        "{:.0} MiB, {:.0} MiB/s, {:.0} IOPS; latency p50 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs",
+        number(&side["bytes"]) / mib,
+        number(&side["bytes_per_s"]) / mib,
+        number(&side["iops"]),
+        latency("p50"),
+        latency("p99"),
+        latency("p99.9")
+    )
+}

@@ -1,0 +1,322 @@
+//! `addax volume create|ls|show|attach|detach|rm`: writes objects, and waits for what they cause.
+
+use std::time::Duration;
+
+use addax_api::volume::{Robustness, VolumeState};
+use addax_api::volume_attachment::{TICKET_CLI, Ticket, TicketParameters, TicketType, VolumeAttachmentSpec};
+use addax_api::{Engine, Replica, Volume, VolumeAttachment, VolumeSpec, name, nqn};
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+
+use super::{api, api_error, wait_until};
+use crate::output::{self, Format};
+
+#[derive(Debug, Subcommand)]
+pub enum VolumeVerb {
+    /// Declare a volume and wait until its replicas are there.
+    #[command(after_help = "Example: addax volume create data --size 10GiB --replicas 3")]
+    Create {
+        /// Name: lower-case letters, digits and '-', at most 52.
+        name: String,
+        /// Size, such as 10GiB; a multiple of 1 MiB.
+        #[arg(long, value_parser = output::parse_size, allow_hyphen_values = true)]
+        size: i64,
+        /// Number of copies.
+        #[arg(long, default_value_t = 3)]
+        replicas: u32,
+        /// Fewest copies that must have a write before it is acknowledged.
+        #[arg(long, default_value_t = 1)]
+        min_in_sync: u32,
+        /// Do not wait.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// List volumes.
+    #[command(after_help = "Example: addax volume ls -o yaml")]
+    Ls,
+    /// Show one volume with its engine and replicas.
+    #[command(after_help = "Example: addax volume show data")]
+    Show {
+        /// Name of the volume.
+        name: String,
+    },
+    /// Attach a volume to a node, let hosts connect, and print what they have to type.
+    #[command(after_help = "Example: addax volume attach data --node node-1 --host-nqn \"$(cat /etc/nvme/hostnqn)\"")]
+    Attach {
+        /// Name of the volume.
+        name: String,
+        /// Node that serves it.
+        #[arg(long)]
+        node: String,
+        /// NQN of a host that may connect; may be repeated. Nobody else may.
+        #[arg(long = "host-nqn", value_parser = parse_nqn)]
+        host_nqn: Vec<String>,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
+    /// Detach a volume.
+    #[command(after_help = "Example: addax volume detach data")]
+    Detach {
+        /// Name of the volume.
+        name: String,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
+    /// Remove a volume and its data. It must be detached.
+    #[command(after_help = "Example: addax volume rm data --yes")]
+    Rm {
+        /// Name of the volume.
+        name: String,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
+}
+
+fn parse_nqn(text: &str) -> Result<String, String> {
+    let well_formed = text.starts_with("nqn.") && (11..=223).contains(&text.len()) && text.contains(':');
+    if well_formed { Ok(text.to_owned()) } else { Err(format!("{text:?} is not an NQN: nqn.yyyy-mm.domain:name, 11 to 223 bytes, is allowed")) }
+}
+
+pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()> {
+    match verb {
+        VolumeVerb::Create { name, size, replicas, min_in_sync, no_wait } => {
+            let spec = VolumeSpec { number_of_replicas: replicas, min_in_sync, ..VolumeSpec::with_size(size) };
+            create(client, &name, spec).await?;
+            if !no_wait {
+                wait_created(client, &name, Duration::from_secs(60)).await?;
+            }
+            print_one(client, &name, format).await
+        }
+        VolumeVerb::Ls => {
+            let list = api::<Volume>(client).list(&ListParams::default()).await.map_err(api_error)?;
+            output::print(format, &HEADER, &list.items, row)
+        }
+        VolumeVerb::Show { name } => show(client, &name, format).await,
+        VolumeVerb::Attach { name, node, host_nqn, timeout } => {
+            let limit = Duration::from_secs(timeout);
+            let endpoint = attach(client, &name, &node, &host_nqn, limit).await?;
+            match format {
+                Format::Table => print_connect(&endpoint, &host_nqn),
+                _ => output::print(format, &[], &[endpoint], |_| Vec::new())?,
+            }
+            Ok(())
+        }
+        VolumeVerb::Detach { name, timeout } => detach(client, &name, Duration::from_secs(timeout)).await,
+        VolumeVerb::Rm { name, yes, timeout } => {
+            if !yes && !confirm(&name)? {
+                bail!("{name}: not removed");
+            }
+            remove(client, &name, Duration::from_secs(timeout)).await
+        }
+    }
+}
+
+/// Declares a volume.
+pub async fn create(client: &Client, volume: &str, spec: VolumeSpec) -> Result<()> {
+    name::validate_volume_name(volume)?;
+    if spec.size < addax_api::MIB || spec.size % addax_api::MIB != 0 {
+        bail!("--size {}: a multiple of 1 MiB, at least 1 MiB, is allowed", spec.size);
+    }
+    let nodes = api::<addax_api::Node>(client).list(&ListParams::default()).await.map_err(api_error)?.items.len();
+    if spec.number_of_replicas as usize > nodes && !spec.replica_soft_anti_affinity {
+        bail!("--replicas {}: at most one for each of the {nodes} nodes is allowed", spec.number_of_replicas);
+    }
+    let object = Volume::new(volume, spec);
+    api::<Volume>(client).create(&PostParams::default(), &object).await.map_err(api_error)?;
+    Ok(())
+}
+
+/// Waits until the volume can be attached; says why not when it cannot be placed.
+pub async fn wait_created(client: &Client, volume: &str, limit: Duration) -> Result<()> {
+    let mut reason = String::new();
+    let volumes = api::<Volume>(client);
+    let waited = wait_until(&volumes, volume, limit, "created", |found| {
+        let status = found?.status.clone().unwrap_or_default();
+        let scheduled = addax_api::condition::get(&status.conditions, addax_api::volume::CONDITION_SCHEDULED);
+        reason = scheduled.filter(|c| c.status != addax_api::ConditionStatus::True).map(|c| c.message.clone()).unwrap_or_default();
+        (status.state != VolumeState::Creating && status.config.is_some()).then_some(())
+    });
+    let waited = waited.await;
+    waited.map_err(|e| if reason.is_empty() { e } else { e.context(reason) })
+}
+
+/// Puts this program's ticket in and waits until the volume is attached to the node.
+pub async fn attach(
+    client: &Client,
+    volume: &str,
+    node: &str,
+    hosts: &[String],
+    limit: Duration,
+) -> Result<addax_api::volume::Endpoint> {
+    let volumes = api::<Volume>(client);
+    let found = volumes.get_opt(volume).await.map_err(api_error)?;
+    let found = found.with_context(|| format!("volume {volume:?} does not exist"))?;
+    if api::<addax_api::Node>(client).get_opt(node).await.map_err(api_error)?.is_none() {
+        bail!("node {node:?} does not exist");
+    }
+    let at = found.spec.node_id.as_str();
+    if !at.is_empty() && at != node {
+        bail!("volume {volume} is attached to {at}: detach it first, or attach it there");
+    }
+    let ticket = Ticket {
+        type_: TicketType::Api,
+        node_id: node.to_owned(),
+        parameters: TicketParameters { allowed_hosts: hosts.to_vec() },
+    };
+    put_ticket(&api(client), volume, &ticket).await?;
+    wait_until(&volumes, volume, limit, "attached", |found| {
+        let status = found?.status.as_ref()?;
+        let there = status.state == VolumeState::Attached && status.current_node_id == node;
+        let endpoint = status.endpoint.clone().filter(|_| there)?;
+        Some(endpoint)
+    })
+    .await
+}
+
+async fn put_ticket(attachments: &Api<VolumeAttachment>, volume: &str, ticket: &Ticket) -> Result<()> {
+    let spec = VolumeAttachmentSpec {
+        volume: volume.to_owned(),
+        tickets: [(TICKET_CLI.to_owned(), ticket.clone())].into(),
+    };
+    let object = VolumeAttachment::new(volume, spec);
+    match attachments.create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {
+            let patch = json!({ "spec": { "tickets": { TICKET_CLI: ticket } } });
+            attachments.patch(volume, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(api_error)?;
+            Ok(())
+        }
+        other => other.map(drop).map_err(api_error),
+    }
+}
+
+/// Takes this program's ticket away and waits until the volume is detached.
+pub async fn detach(client: &Client, volume: &str, limit: Duration) -> Result<()> {
+    let volumes = api::<Volume>(client);
+    if volumes.get_opt(volume).await.map_err(api_error)?.is_none() {
+        bail!("volume {volume:?} does not exist");
+    }
+    let patch = json!({ "spec": { "tickets": { TICKET_CLI: null } } });
+    let attachments = api::<VolumeAttachment>(client);
+    match attachments.patch(volume, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        other => drop(other.map_err(api_error)?),
+    }
+    wait_until(&volumes, volume, limit, "detached", |found| {
+        let state = found?.status.as_ref()?.state;
+        matches!(state, VolumeState::Detached | VolumeState::Creating).then_some(())
+    })
+    .await
+}
+
+/// Deletes a detached volume and waits until it is gone.
+pub async fn remove(client: &Client, volume: &str, limit: Duration) -> Result<()> {
+    let volumes = api::<Volume>(client);
+    let found = volumes.get_opt(volume).await.map_err(api_error)?;
+    let found = found.with_context(|| format!("volume {volume:?} does not exist"))?;
+    let state = found.status.as_ref().map(|s| s.state).unwrap_or_default();
+    if !found.spec.node_id.is_empty() || matches!(state, VolumeState::Attached | VolumeState::Attaching) {
+        bail!("volume {volume} is attached to {}: detach it first", found.spec.node_id);
+    }
+    volumes.delete(volume, &DeleteParams::default()).await.map_err(api_error)?;
+    wait_until(&volumes, volume, limit, "gone", |found| found.is_none().then_some(())).await
+}
+
+fn confirm(volume: &str) -> Result<bool> {
+    use std::io::Write;
+    print!("Remove volume {volume} and all its data? Type its name: ");
+    std::io::stdout().flush()?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    Ok(line.trim() == volume)
+}
+
+const HEADER: [&str; 8] = ["name", "state", "robustness", "size", "in sync", "rebuilding", "node", "endpoint"];
+
+fn row(volume: &Volume) -> Vec<String> {
+    let status = volume.status.clone().unwrap_or_default();
+    let (in_sync, rebuilding) = status.config.as_ref().map_or((0, 0), |c| (c.in_sync.len(), c.rebuilding.len()));
+    let endpoint = status.endpoint.as_ref().map(|e| format!("{}:{}", e.traddr, e.trsvcid)).unwrap_or_default();
+    vec![
+        volume.name_any(),
+        status.state.as_str().to_owned(),
+        status.robustness.as_str().to_owned(),
+        output::bytes(volume.spec.size),
+        format!("{in_sync}/{}", volume.spec.number_of_replicas),
+        rebuilding.to_string(),
+        status.current_node_id.clone(),
+        endpoint,
+    ]
+}
+
+async fn print_one(client: &Client, volume: &str, format: Format) -> Result<()> {
+    let found = api::<Volume>(client).get(volume).await.map_err(api_error)?;
+    output::print(format, &HEADER, &[found], row)
+}
+
+async fn show(client: &Client, volume: &str, format: Format) -> Result<()> {
+    let found = api::<Volume>(client).get_opt(volume).await.map_err(api_error)?;
+    let found = found.with_context(|| format!("volume {volume:?} does not exist"))?;
+    if format != Format::Table {
+        return output::print(format, &HEADER, &[found], row);
+    }
+    output::print(format, &HEADER, std::slice::from_ref(&found), row)?;
+    let status = found.status.clone().unwrap_or_default();
+    if let Some(config) = &status.config {
+        println!(
+            "\nrecord: epoch {}, configuration {}, in sync {:?}, rebuilding {:?}, {}",
+            config.epoch,
+            config.config_number,
+            config.in_sync,
+            config.rebuilding,
+            if config.clean { "closed cleanly" } else { "open" }
+        );
+    }
+    let engine = api::<Engine>(client).get_opt(&name::engine_name(volume)).await.map_err(api_error)?;
+    let modes = engine.and_then(|e| e.status).map(|s| s.replica_modes).unwrap_or_default();
+    let of_volume = ListParams::default().labels(&format!("{}={volume}", addax_api::LABEL_VOLUME));
+    let replicas = api::<Replica>(client).list(&of_volume).await.map_err(api_error)?;
+    println!();
+    output::print(format, &["replica", "node", "disk", "state", "mode", "progress", "nqn"], &replicas.items, |replica| {
+        let mode = modes.get(&replica.name_any());
+        vec![
+            replica.name_any(),
+            replica.spec.node_id.clone(),
+            replica.spec.disk_id.clone(),
+            replica.status.as_ref().map(|s| s.current_state.as_str()).unwrap_or_default().to_owned(),
+            mode.map(|m| format!("{:?}", m.mode)).unwrap_or_default(),
+            mode.and_then(|m| m.progress_percent).map(|p| format!("{p} %")).unwrap_or_default(),
+            nqn::replica_nqn(&replica.name_any()),
+        ]
+    })?;
+    for condition in &status.conditions {
+        println!("{}: {:?} ({}) {}", condition.type_, condition.status, condition.reason, condition.message);
+    }
+    Ok(())
+}
+
+fn print_connect(endpoint: &addax_api::volume::Endpoint, hosts: &[String]) {
+    println!("attached; on a host that may connect:");
+    let host = match hosts {
+        [one] => format!(" -q {one}"),
+        _ => String::new(),
+    };
+    println!("  modprobe nvme-tcp");
+    println!("  nvme connect -t tcp -a {} -s {} -n {}{host}", endpoint.traddr, endpoint.trsvcid, endpoint.nqn);
+    if hosts.is_empty() {
+        println!("no host may connect yet: give its NQN with --host-nqn");
+    }
+}
+
+/// Whether a volume has all its copies.
+pub fn is_healthy(volume: &Volume) -> bool {
+    volume.status.as_ref().is_some_and(|s| s.robustness == Robustness::Healthy)
+}
