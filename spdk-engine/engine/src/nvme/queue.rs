@@ -6,8 +6,10 @@
 //!
 //! *Invariants.* An I/O belongs to at most one session. When a session ends, its socket is closed first; only then its
 //! I/O is replayed on the next one or, where the controller was attached with `addax_no_replay`, completed with a path
-//! error. Watchers hear of [`PathState::Down`] after all of that I/O has been completed, and of [`PathState::Up`] when
-//! the new session serves the channel. I/O goes out in the order of its arrival.
+//! error. I/O goes out in the order of its arrival. Watchers hear only of losses that I/O has heard of: of
+//! [`PathState::Down`] after all I/O was completed with a path error, then of [`PathState::Up`] when a new session
+//! serves the channel. Neither the first session nor one that takes over held I/O is news: whoever replays at `Up` would
+//! do twice what is under way already.
 //!
 //! *When things fail.* A lost connection is reported to the control core, which ends the whole session: see there.
 
@@ -88,7 +90,7 @@ pub struct PathQueue {
     waiting: RefCell<VecDeque<usize>>,
     sequence: Cell<u64>,
     watchers: RefCell<Vec<(u64, PathWatcher)>>,
-    told: Cell<Option<PathState>>,
+    told: Cell<PathState>,
     users: Cell<usize>,
     next_user: Cell<u64>,
 }
@@ -125,7 +127,7 @@ impl PathQueue {
             waiting: RefCell::default(),
             sequence: Cell::new(0),
             watchers: RefCell::default(),
-            told: Cell::new(None),
+            told: Cell::new(PathState::Up),
             users: Cell::new(0),
             next_user: Cell::new(0),
         }
@@ -281,7 +283,7 @@ impl PathQueue {
 
     /// Tells watchers of a change, behind all completions given before.
     fn tell(self: &Rc<Self>, core: &Core, state: PathState) {
-        if self.told.replace(Some(state)) == Some(state) || self.watchers.borrow().is_empty() {
+        if self.told.replace(state) == state || self.watchers.borrow().is_empty() {
             return;
         }
         let marker = Rc::new(Marker { queue: Rc::downgrade(self), state });
@@ -290,17 +292,18 @@ impl PathQueue {
 
     fn lose(self: &Rc<Self>, core: &Core, why: Down) {
         if why == Down::Refused {
-            return self.tell(core, PathState::Refused);
+            if self.told.get() == PathState::Down {
+                self.tell(core, PathState::Refused);
+            }
+            return;
         }
         self.close_conn(core);
-        let next = if why == Down::Failed { State::Failed } else { State::Down };
-        let news = matches!(self.state.replace(next), State::Connecting | State::Up);
-        if why == Down::Failed || self.shared.no_replay {
-            self.fail_all(core);
-        } else {
-            self.rewind_all();
+        self.state.set(if why == Down::Failed { State::Failed } else { State::Down });
+        if why != Down::Failed && !self.shared.no_replay {
+            return self.rewind_all();
         }
-        if news {
+        self.fail_all(core);
+        if self.told.get() == PathState::Up {
             self.tell(core, PathState::Down);
         }
     }

@@ -9,6 +9,7 @@
 //! | [`slots`], [`data`] | command identifiers; the data of a command as a range over buffers |
 //! | [`connection`] | socket and queue pair on a core: sends, receives, deadlines, awaitable commands |
 //! | [`controller`] | an association: admin queue, bring-up, keep-alive, events, I/O queues |
+//! | `admin` | admin commands one by one |
 //! | [`identify`] | what a controller says of itself and of its namespaces |
 //!
 //! *Invariants.* Every command has a deadline, but for event requests. A session never outlives its connection: what is
@@ -16,6 +17,7 @@
 //!
 //! *When things fail.* [`HostError`] says what was tried and what came of it.
 
+mod admin;
 pub mod connection;
 pub mod controller;
 pub mod data;

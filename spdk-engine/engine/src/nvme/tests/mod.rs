@@ -1,9 +1,10 @@
 //! Tests of the device over TCP on loopback; here is what they share: an engine, and I/O on its data core.
 //!
-//! [`own`] has the engine's own target in the same process, [`spdk`] a stock `spdk_tgt` beside it.
+//! [`own`] and [`faults`] have the engine's own target in the same process, [`spdk`] a stock `spdk_tgt` beside it.
 
 #![allow(clippy::unwrap_used)]
 
+mod faults;
 mod own;
 mod spdk;
 

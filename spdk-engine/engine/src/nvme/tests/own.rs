@@ -152,8 +152,7 @@ fn without_replay_io_fails_at_once_and_watchers_hear_why() {
             let mut heard = heard.lock().unwrap();
             let at = heard.iter().position(|h| h == "Down").unwrap();
             assert!(heard.iter().any(|h| h == "path error"));
-            assert_eq!(heard[0], "Up", "the first session is told of, too");
-            assert!(!heard[..at].iter().any(|h| h == "Refused"));
+            assert!(!heard[..at].iter().any(|h| h == "Refused" || h == "Up"), "the first session is no news");
             heard.clear();
         }
         // The host is put out while it is away: it is refused, and not taken back before it is allowed again.
