@@ -4,7 +4,8 @@
 //!
 //! *Invariants.* A namespace keeps its device as long as it is the same medium (identifier and format); its size may
 //! change. Flush goes to the controller whenever there is a volatile write cache, whatever SPDK's `enable_flush` says:
-//! a flush that does nothing would be a lie to whoever asked for it.
+//! a flush that does nothing would be a lie to whoever asked for it. Raw NVMe commands are not passed through, and so
+//! not announced as SPDK does.
 
 use std::any::Any;
 use std::rc::Rc;
@@ -48,8 +49,6 @@ impl NvmeBdev {
                 flush: write_cache,
                 reset: true,
                 compare: namespace.compare,
-                nvme_admin: true,
-                nvme_io: true,
                 ..IoTypes::READ_WRITE
             },
             write_cache,
