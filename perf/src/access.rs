@@ -59,7 +59,7 @@ impl Rng {
     /// A number below `bound`, which is above 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         // Multiply-shift: the bias is below 2^-32 for any range of blocks.
-        (u128::from(self.next_u64()) * u128::from(bound) >> 64) as u64
+        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
     /// Fills a buffer.

@@ -117,6 +117,8 @@ pub struct VerifyReport {
     pub mismatch_samples: Vec<Finding>,
     pub write: Option<LoadReport>,
     pub check: Option<LoadReport>,
+    /// Why a phase could not begin, if so.
+    pub failure: Option<String>,
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -282,6 +284,9 @@ impl VerifyReport {
         if self.check.is_some() {
             let complete = if self.check_complete { "" } else { " (incomplete)" };
             let _ = writeln!(out, "\nread back {} units of 4 KiB{complete}", self.checked_units);
+        }
+        if let Some(failure) = &self.failure {
+            let _ = writeln!(out, "\n{failure}");
         }
         for (class, count) in self.mismatches.iter().filter(|(_, count)| **count > 0) {
             let _ = writeln!(out, "{class}: {count} unit(s)");

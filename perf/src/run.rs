@@ -105,6 +105,14 @@ where
     result.unwrap_or_else(|| Err(Failure::Io("a reactor has ended early".to_owned())))
 }
 
+/// What came of workers.
+struct Worked<W> {
+    reports: Vec<WorkerReport>,
+    workloads: Vec<W>,
+    /// Why a worker could not begin.
+    failure: Option<Failure>,
+}
+
 /// The control core, for a job.
 struct Host {
     app: App,
@@ -126,7 +134,7 @@ impl Host {
         args: (&TargetArgs, &LoadArgs),
         namespace: &NamespaceInfo,
         workloads: Vec<W>,
-    ) -> Result<(Vec<WorkerReport>, Vec<W>), Failure> {
+    ) -> Result<Worked<W>, Failure> {
         let (target, load) = args;
         let core = self.app.core();
         let lives: Vec<Arc<Live>> = workloads.iter().map(|_| Arc::default()).collect();
@@ -146,28 +154,32 @@ impl Host {
             let expected = namespace.clone();
             let id = CoreId(index as u32 + 1);
             running.push(core.call_async(id, move |core| {
-                let same = move |session: &session::Session| match session.namespace().is_same_medium(&expected) {
-                    true => Ok(()),
-                    false => Err("the namespace has changed since it was looked at".to_owned()),
-                };
+                let same = move |session: &session::Session| same_format(&expected, &session.namespace());
                 worker::run(core.clone(), params, workload, same)
             }));
         }
-        let (mut reports, mut workloads) = (Vec::new(), Vec::new());
-        let mut failure = None;
+        let mut worked = Worked { reports: Vec::new(), workloads: Vec::new(), failure: None };
         for worker in running {
             let Some((report, workload)) = worker.await else {
                 return Err(Failure::Io("a reactor has ended early".to_owned()));
             };
-            workloads.push(workload);
+            worked.workloads.push(workload);
             match report {
-                Ok(report) => reports.push(report),
-                Err(error) => failure = failure.or(Some(Failure::Io(error))),
+                Ok(report) => worked.reports.push(report),
+                Err(error) => worked.failure = worked.failure.or(Some(Failure::Io(error))),
             }
         }
         drop(progress);
-        failure.map_or(Ok((reports, workloads)), Err)
+        Ok(worked)
     }
+}
+
+/// A namespace that comes back under another identifier is judged by its data; another format cannot be used.
+fn same_format(expected: &NamespaceInfo, found: &NamespaceInfo) -> Result<(), String> {
+    if found.limits != expected.limits || found.blocks < expected.blocks {
+        return Err("the namespace has become smaller or has another format since it was looked at".to_owned());
+    }
+    Ok(())
 }
 
 fn namespace_bytes(namespace: &NamespaceInfo) -> u64 {
@@ -226,7 +238,10 @@ async fn measure(host: Host, args: RunArgs) -> Result<RunReport, Failure> {
         Load::new(Access::new(*rw, load.mix, first + from, to - from, seed), load.bs as u32, limit, seed)
     };
     let workloads = (0..count).map(part).collect();
-    let (reports, _) = host.work("run", (target, load), &namespace, workloads).await?;
+    let Worked { reports, failure, .. } = host.work("run", (target, load), &namespace, workloads).await?;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
     let setup = setup(target, load, *rw, &reports.iter().collect::<Vec<_>>());
     Ok(RunReport { setup, load: LoadReport::new(&reports) })
 }
@@ -334,26 +349,28 @@ async fn judge(host: Host, args: VerifyArgs) -> Result<VerifyReport, Failure> {
         mismatch_samples: Vec::new(),
         write: None,
         check: None,
+        failure: None,
     };
     let mut verifier = Verifier::new(log, model, region, access, write, args.samples);
     if args.phase != PhaseChoice::Check {
-        let (load_report, back) = phase(&host, &args, &namespace, "write", verifier, &mut report).await?;
-        verifier = back;
-        report.write = Some(load_report);
+        (report.write, verifier) = phase(&host, &args, &namespace, "write", verifier, &mut report).await?;
     }
-    let early = report.write.as_ref().is_some_and(|w| w.aborted.is_some());
+    let early = report.failure.is_some() || report.write.as_ref().is_some_and(|w| w.aborted.is_some());
     if args.phase != PhaseChoice::Write && !early {
         verifier.set_phase(check);
-        let (load_report, back) = phase(&host, &args, &namespace, "check", verifier, &mut report).await?;
-        verifier = back;
+        (report.check, verifier) = phase(&host, &args, &namespace, "check", verifier, &mut report).await?;
         report.checked_units = verifier.units_read();
-        report.check_complete = verifier.is_complete() && load_report.errors == 0 && load_report.aborted.is_none();
-        report.check = Some(load_report);
+        let clean = report.check.as_ref().is_some_and(|check| check.errors == 0 && check.aborted.is_none());
+        report.check_complete = clean && verifier.is_complete();
     }
     finish(&mut report, &verifier, &args);
-    Ok(report)
+    match &report.failure {
+        Some(failure) if report.write.is_none() && report.check.is_none() => Err(Failure::Io(failure.clone())),
+        _ => Ok(report),
+    }
 }
 
+/// Runs a phase of the verification; without measures when it could not begin.
 async fn phase(
     host: &Host,
     args: &VerifyArgs,
@@ -361,17 +378,18 @@ async fn phase(
     what: &str,
     verifier: Verifier,
     report: &mut VerifyReport,
-) -> Result<(LoadReport, Verifier), Failure> {
-    let (reports, mut back) = host.work(what, (&args.target, &args.load), namespace, vec![verifier]).await?;
-    let (Some(worker), Some(mut verifier)) = (reports.into_iter().next(), back.pop()) else {
-        return Err(Failure::Io("a reactor has ended early".to_owned()));
-    };
+) -> Result<(Option<LoadReport>, Verifier), Failure> {
+    let Worked { reports, mut workloads, failure } =
+        host.work(what, (&args.target, &args.load), namespace, vec![verifier]).await?;
+    let Some(mut verifier) = workloads.pop() else { return Err(Failure::Io("a reactor has ended early".to_owned())) };
+    report.failure = failure.map(|failure| failure.to_string());
+    let Some(worker) = reports.into_iter().next() else { return Ok((None, verifier)) };
     verifier.settle();
     let flushed = verifier.flush();
     report.setup = setup(&args.target, &args.load, args.rw, &[&worker]);
     let mut load = LoadReport::new(&[worker]);
     load.aborted = load.aborted.or(flushed.err());
-    Ok((load, verifier))
+    Ok((Some(load), verifier))
 }
 
 fn finish(report: &mut VerifyReport, verifier: &Verifier, args: &VerifyArgs) {
@@ -381,5 +399,5 @@ fn finish(report: &mut VerifyReport, verifier: &Verifier, args: &VerifyArgs) {
     let phases = [&report.write, &report.check];
     let clean = phases.into_iter().flatten().all(|phase| phase.errors == 0 && phase.aborted.is_none());
     let complete = args.phase == PhaseChoice::Write || report.check_complete;
-    report.ok = clean && complete && report.mismatches_total == 0;
+    report.ok = clean && complete && report.failure.is_none() && report.mismatches_total == 0;
 }

@@ -382,7 +382,7 @@ impl<W: Workload> IoSink for Worker<W> {
         inner.pauses.ended(now);
         self.book(inner, &request, now.saturating_sub(since), &result);
         let bytes = request.bytes as usize;
-        let outcome = result.as_ref().map(|()| ());
+        let outcome = result.as_ref().copied();
         if request.write || !inner.workload.wants_data() {
             inner.workload.done(slot, &request, &[], outcome);
         } else if let Some(data) = inner.slots[slot].buffer.get_mut() {

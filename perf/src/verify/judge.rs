@@ -192,7 +192,10 @@ impl fmt::Display for Content {
                 return write!(f, "{}", self.0[0]);
             }
             let comma = if start == 0 { "" } else { ", " };
-            write!(f, "{comma}sectors {start}-{}: {}", end - 1, self.0[start])?;
+            match end - start {
+                1 => write!(f, "{comma}sector {start}: {}", self.0[start])?,
+                _ => write!(f, "{comma}sectors {start}-{}: {}", end - 1, self.0[start])?,
+            }
             start = end;
         }
         Ok(())

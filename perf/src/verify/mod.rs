@@ -18,4 +18,6 @@ pub mod state;
 #[cfg(test)]
 mod tests;
 pub mod workload;
+#[cfg(test)]
+mod workload_tests;
 pub mod writelog;
