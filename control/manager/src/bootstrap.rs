@@ -11,7 +11,7 @@ use addax_api::node::DiskSpec;
 use addax_plan::observed::ThisNode;
 use kube::{Api, Client};
 use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::act::Actor;
@@ -79,8 +79,8 @@ pub struct Manager {
     store: Arc<Datastore>,
     agents: Arc<Agents>,
     config: ManagerConfig,
-    /// Ends what controllers stand on.
-    end: CancellationToken,
+    /// Ends what controllers stand on; also when the run is dropped half-way.
+    end: DropGuard,
     tasks: TaskTracker,
 }
 
@@ -93,7 +93,7 @@ impl Manager {
         let manager = Self::new(config)?;
         manager.serve(&shutdown).await;
         // Passes have ended, or are left; what remains ends now.
-        manager.end.cancel();
+        manager.end.disarm().cancel();
         manager.tasks.close();
         manager.tasks.wait().await;
         Ok(())
@@ -115,25 +115,26 @@ impl Manager {
         let store = Arc::new(Datastore::new(this_node));
         let tls = config.tls.as_ref().map(TlsFiles::client);
         let agents = Arc::new(Agents::new(store.clone(), tls).map_err(ManagerError::Tls)?);
-        Ok(Self { store, agents, config, end: CancellationToken::new(), tasks: TaskTracker::new() })
+        Ok(Self { store, agents, config, end: CancellationToken::new().drop_guard(), tasks: TaskTracker::new() })
     }
 
     async fn serve(&self, shutdown: &CancellationToken) {
         let ManagerConfig { client, namespace, node, .. } = &self.config;
-        let synced = watch::start(&self.store, client, namespace, &self.tasks, &self.end);
+        let end = self.end.token().clone();
+        let synced = watch::start(&self.store, client, namespace, &self.tasks, &end);
         if shutdown.run_until_cancelled(all_listed(synced)).await.is_none() {
             return;
         }
         tracing::info!(node, "the snapshot is complete");
         let held = CancellationToken::new();
         let lease = LeaseKeeper::new(Api::namespaced(client.clone(), namespace), self.store.clone(), node);
-        self.tasks.spawn(lease.run(held.clone(), self.end.clone()));
+        self.tasks.spawn(lease.run(held.clone(), end.clone()));
         if shutdown.run_until_cancelled(held.cancelled()).await.is_none() {
             return;
         }
-        let (store, end) = (self.store.clone(), self.end.clone());
+        self.tasks.spawn(self.agents.clone().run(end.clone()));
+        let store = self.store.clone();
         self.tasks.spawn(async move { store.watch_expiry(end).await });
-        self.tasks.spawn(self.agents.clone().run(self.end.clone()));
         let actor = Actor::new(self.store.clone(), self.agents.clone(), client.clone(), namespace.clone());
         self.store.wake_everything();
         Arc::new(Controllers::new(self.store.clone(), actor)).run(shutdown.clone()).await;

@@ -3,11 +3,12 @@
 //! *States.* Waiting (somebody else holds the lease, or the API server cannot be reached) → held → lost → waiting.
 //!
 //! *Invariants.* Two managers of the same node name never act at once: a lease that another one holds is waited for
-//! until it runs out. This manager's own clock counts from before a renewal is sent, so it stops acting no later than
-//! others may take over.
+//! until it runs out. A renewal's time is taken before it is sent, and it counts once the watch shows it (see
+//! `datastore::leases`), so this manager stops acting before others take over.
 //!
 //! *When things fail.* Renewals are tried again until they succeed. Meanwhile the lease runs out in the snapshot by
-//! itself and every plan says that others own everything. At an orderly end the holder is taken out and the time left as
+//! itself and every plan says that others own everything. When renewals succeed and the watch does not show them, the
+//! watches are begun anew. At an orderly end the holder is taken out and the time left as
 //! it is: the next manager of the node starts at once, and nobody takes the node for dead before it should be up.
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
-use crate::datastore::Datastore;
+use crate::datastore::{Datastore, renew_interval};
 
 /// Deadline of a call, so that a renewal that hangs is tried again in time.
 const DEADLINE: Duration = Duration::from_secs(3);
@@ -76,6 +77,7 @@ impl LeaseKeeper {
     pub(crate) fn new(api: Api<Lease>, store: Arc<Datastore>, node: &str) -> Self {
         // New with every start: what an earlier process of this node holds is not ours.
         let identity = format!("{node}_{}", uuid::Uuid::new_v4());
+        store.set_identity(&identity);
         Self { api, store, node: node.to_owned(), identity }
     }
 
@@ -122,19 +124,18 @@ impl LeaseKeeper {
     async fn attempt(&self, seen: &mut Seen) -> Result<Attempt, LeaseError> {
         let sent = Timestamp::now();
         let lease = match self.read().await? {
-            None => Some(ask(self.api.create(&PostParams::default(), &self.fresh(sent))).await?),
+            None => ask(self.api.create(&PostParams::default(), &self.fresh(sent))).await?,
             Some(lease) => {
                 let spec = lease.spec.clone().unwrap_or_default();
                 let until = seen.until(&spec, sent);
                 let holder = spec.holder_identity.clone().filter(|holder| !holder.is_empty());
                 match holder.filter(|holder| *holder != self.identity) {
                     Some(holder) if until > sent => return Ok(Attempt::Wait { until, holder }),
-                    _ => Some(self.take(&lease, sent).await?),
+                    _ => self.take(&lease, sent).await?,
                 }
             }
         };
-        let version = lease.and_then(|lease| lease.resource_version()).unwrap_or_default();
-        self.renewed(sent);
+        let version = lease.resource_version().unwrap_or_default();
         Ok(Attempt::Held { version })
     }
 
@@ -182,6 +183,11 @@ impl LeaseKeeper {
             if shutdown.run_until_cancelled(tokio::time::sleep(wait)).await.is_none() {
                 return End::Shutdown { version };
             }
+            // Not shown since the last renewals, although they succeeded.
+            if failures == 0 && !self.store.is_alive(Timestamp::now()) {
+                tracing::warn!("the watch does not show the lease's renewals; all watches begin anew");
+                self.store.watches_stale.notify_waiters();
+            }
             match self.renew(&version).await {
                 Ok(Some(new)) => {
                     (version, failures, wait) = (new, 0, self.interval());
@@ -204,10 +210,7 @@ impl LeaseKeeper {
             "spec": { "renewTime": MicroTime(sent), "leaseDurationSeconds": self.seconds() },
         });
         match ask(self.api.patch(&self.node, &PatchParams::default(), &Patch::Merge(&patch))).await {
-            Ok(lease) => {
-                self.renewed(sent);
-                Ok(Some(lease.resource_version().unwrap_or_default()))
-            }
+            Ok(lease) => Ok(Some(lease.resource_version().unwrap_or_default())),
             // A renewal whose answer was lost may have made the version, or somebody's label.
             Err(error) if error.code() == Some(409) => {
                 let lease = self.read().await?;
@@ -228,9 +231,7 @@ impl LeaseKeeper {
             "metadata": { "resourceVersion": lease.resource_version() },
             "spec": { "renewTime": MicroTime(sent), "leaseDurationSeconds": self.seconds() },
         });
-        let lease = ask(self.api.patch(&self.node, &PatchParams::default(), &Patch::Merge(&patch))).await?;
-        self.renewed(sent);
-        Ok(lease)
+        ask(self.api.patch(&self.node, &PatchParams::default(), &Patch::Merge(&patch))).await
     }
 
     async fn release(&self, version: &str) {
@@ -245,11 +246,6 @@ impl LeaseKeeper {
         ask(self.api.get_opt(&self.node)).await
     }
 
-    fn renewed(&self, sent: Timestamp) {
-        let duration = SignedDuration::from_secs(self.seconds().into());
-        self.store.own_lease_renewed(sent, duration, Timestamp::now());
-    }
-
     /// How long a renewal holds, in seconds.
     fn seconds(&self) -> i32 {
         let settings = self.store.read(addax_plan::observed::Observed::settings_in_force);
@@ -259,9 +255,7 @@ impl LeaseKeeper {
     /// Time between renewals: as set, but never so long that one failure costs the lease.
     fn interval(&self) -> Duration {
         let settings = self.store.read(addax_plan::observed::Observed::settings_in_force);
-        let millis = |seconds: i64| u64::try_from(seconds).unwrap_or(1) * 1000;
-        let third = millis(settings.node_lease_duration_seconds) / 3;
-        Duration::from_millis(millis(settings.node_lease_renew_seconds).min(third))
+        renew_interval(&settings).unsigned_abs()
     }
 }
 

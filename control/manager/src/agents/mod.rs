@@ -17,9 +17,8 @@ use addax_plan::action::{AgentCall, Key, Kind};
 use addax_plan::observed::{Observed, Tabled};
 use addax_plan::ownership::{self, Verdict};
 use jiff::Timestamp;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint};
 
@@ -37,14 +36,13 @@ pub(crate) struct Agents {
     store: Arc<Datastore>,
     tls: Option<ClientTlsConfig>,
     open: Mutex<HashMap<String, Open>>,
-    streams: TaskTracker,
 }
 
 #[derive(Debug)]
 struct Open {
     address: String,
     channel: Channel,
-    stream: AbortHandle,
+    stream: JoinHandle<()>,
 }
 
 impl Drop for Open {
@@ -75,7 +73,7 @@ pub(crate) enum CallError {
 impl Agents {
     /// Checks the certificates; connects to nobody yet.
     pub(crate) fn new(store: Arc<Datastore>, tls: Option<ClientTlsConfig>) -> Result<Self, tonic::transport::Error> {
-        let agents = Self { store, tls, open: Mutex::default(), streams: TaskTracker::new() };
+        let agents = Self { store, tls, open: Mutex::default() };
         agents.endpoint("127.0.0.1:1")?;
         Ok(agents)
     }
@@ -84,29 +82,26 @@ impl Agents {
     pub(crate) async fn run(self: Arc<Self>, shutdown: CancellationToken) {
         loop {
             let wanted = self.store.read(|observed| wanted(observed, Timestamp::now()));
-            self.make_so(&wanted);
+            self.make_so(&wanted).await;
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 () = self.store.agents_changed.notified() => {}
             }
         }
-        self.lock().clear();
-        self.streams.close();
-        self.streams.wait().await;
+        self.make_so(&BTreeMap::new()).await;
     }
 
-    fn make_so(&self, wanted: &BTreeMap<String, String>) {
-        let mut open = self.lock();
-        let gone: Vec<String> = open
-            .iter()
-            .filter(|(node, open)| wanted.get(*node) != Some(&open.address))
-            .map(|(node, _)| node.clone())
-            .collect();
-        for node in gone {
+    async fn make_so(&self, wanted: &BTreeMap<String, String>) {
+        let gone: Vec<(String, Open)> =
+            self.lock().extract_if(|node, open| wanted.get(node) != Some(&open.address)).collect();
+        for (node, mut open) in gone {
             tracing::info!(node, "the agent's stream is closed");
-            open.remove(&node);
+            open.stream.abort();
+            // It must have ended before the view goes, or it could bring it back.
+            let _ = (&mut open.stream).await;
             self.store.agent_left(&node);
         }
+        let mut open = self.lock();
         for (node, address) in wanted {
             if open.contains_key(node) {
                 continue;
@@ -119,7 +114,7 @@ impl Agents {
                 }
             };
             let follow = stream::follow(self.store.clone(), node.clone(), address.clone(), channel.clone());
-            let stream = self.streams.spawn(follow).abort_handle();
+            let stream = tokio::spawn(follow);
             open.insert(node.clone(), Open { address: address.clone(), channel, stream });
         }
     }

@@ -1,13 +1,18 @@
 //! Who is alive: the nodes' leases as this manager has seen them renewed.
 //!
+//! The own lease counts from the last renewal that the watch has shown, and ends earlier than for others by one interval
+//! of renewals. So a manager whose watch has died without a word stops acting before the leases of the others, which it
+//! sees renewed no more, run out in its snapshot: it never takes a living node for dead and acts on that.
+//!
 //! A renewal that changes nothing wakes nobody: one timer waits for the earliest end, and looks then who is left.
 
 use std::collections::BTreeSet;
 
+use addax_api::setting::Settings;
 use addax_plan::observed::NodeLease;
 use addax_plan::{ownership, related};
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::ResourceExt;
 use tokio_util::sync::CancellationToken;
 
@@ -15,14 +20,23 @@ use super::Datastore;
 use crate::clock;
 
 impl Datastore {
-    /// The watch tells a lease. The own one is left out: its holder knows better when it was renewed.
+    /// The watch tells a lease.
     pub fn lease_watched(&self, lease: &Lease, now: Timestamp) {
         let name = lease.name_any();
         let mut state = self.lock();
+        let spec = lease.spec.clone().unwrap_or_default();
         if name == state.observed.this_node.name {
+            let own = own_lease(&state.identity, &spec, &state.observed.settings_in_force());
+            let was_alive = state.observed.is_alive(&name, now);
+            match own {
+                Some(own) => state.observed.leases.insert(name.clone(), own),
+                None => state.observed.leases.remove(&name),
+            };
+            if was_alive != state.observed.is_alive(&name, now) {
+                self.leases_changed.notify_one();
+            }
             return;
         }
-        let spec = lease.spec.clone().unwrap_or_default();
         let (Some(renewed), Some(seconds)) = (spec.renew_time, spec.lease_duration_seconds) else {
             state.observed.leases.remove(&name);
             return;
@@ -48,9 +62,6 @@ impl Datastore {
     /// The watch tells that a lease is gone: its node counts as dead at once.
     pub fn lease_ended(&self, name: &str) {
         let mut state = self.lock();
-        if name == state.observed.this_node.name {
-            return;
-        }
         state.renewals.remove(name);
         let removed = state.observed.leases.remove(name);
         drop(state);
@@ -67,17 +78,9 @@ impl Datastore {
         here.iter().filter(|name| !names.contains(*name)).for_each(|name| self.lease_ended(name));
     }
 
-    /// The own lease holds from `renewed_at` on, which is before its renewal was sent: so this manager never takes
-    /// itself for alive when others may take it for dead.
-    pub fn own_lease_renewed(&self, renewed_at: Timestamp, duration: SignedDuration, now: Timestamp) {
-        let mut state = self.lock();
-        let me = state.observed.this_node.name.clone();
-        let was_alive = state.observed.is_alive(&me, now);
-        state.observed.leases.insert(me, NodeLease { renewed_at, duration });
-        drop(state);
-        if !was_alive {
-            self.leases_changed.notify_one();
-        }
+    /// By what holder the own lease is known.
+    pub fn set_identity(&self, identity: &str) {
+        self.lock().identity = identity.to_owned();
     }
 
     /// The own lease is somebody else's.
@@ -121,11 +124,25 @@ impl Datastore {
     }
 }
 
+/// The own lease as it counts here, if it is held by this very process. Its time was written before it was sent.
+fn own_lease(identity: &str, spec: &LeaseSpec, settings: &Settings) -> Option<NodeLease> {
+    spec.holder_identity.as_deref().filter(|holder| *holder == identity && !holder.is_empty())?;
+    let renewed_at = spec.renew_time.as_ref()?.0;
+    let whole = SignedDuration::from_secs(spec.lease_duration_seconds?.into());
+    let duration = whole.saturating_sub(renew_interval(settings));
+    Some(NodeLease { renewed_at, duration })
+}
+
+/// Time between renewals: as set, but never more than a third of the lease's duration.
+pub(crate) fn renew_interval(settings: &Settings) -> SignedDuration {
+    let third = SignedDuration::from_secs(settings.node_lease_duration_seconds) / 3;
+    SignedDuration::from_secs(settings.node_lease_renew_seconds).min(third)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use addax_plan::observed::ThisNode;
-    use k8s_openapi::api::coordination::v1::LeaseSpec;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
     use kube::api::ObjectMeta;
 
@@ -170,16 +187,37 @@ mod tests {
         assert!(!alive(&store, "n2", 116));
     }
 
+    fn held_by(holder: &str, renewed: i64) -> Lease {
+        let mut lease = lease("n1", renewed);
+        lease.spec.as_mut().unwrap().holder_identity = Some(holder.to_owned());
+        lease
+    }
+
     #[test]
-    fn the_own_lease_is_not_taken_from_the_watch() {
+    fn the_own_lease_counts_from_its_own_time_and_ends_before_others_may_think_so() {
         let store = store();
-        store.lease_watched(&lease("n1", 100), at(100));
-        assert!(!alive(&store, "n1", 100));
-        store.own_lease_renewed(at(100), SignedDuration::from_secs(12), at(100));
-        store.lease_watched(&lease("n1", 110), at(110));
-        store.leases_listed(&[], at(110));
-        assert!(alive(&store, "n1", 111) && !alive(&store, "n1", 112));
+        store.set_identity("me");
+        store.lease_watched(&held_by("me", 100), at(103));
+        assert!(alive(&store, "n1", 107) && !alive(&store, "n1", 108));
+        store.lease_watched(&held_by("other", 104), at(104));
+        assert!(!alive(&store, "n1", 104));
+        store.lease_watched(&held_by("me", 108), at(108));
         store.own_lease_lost();
-        assert!(!alive(&store, "n1", 101));
+        assert!(!alive(&store, "n1", 108));
+    }
+
+    #[test]
+    fn with_a_watch_that_has_died_no_other_node_dies_before_this_one_stops_acting() {
+        let store = store();
+        store.set_identity("me");
+        // All renew every four seconds; the watch tells nothing after second 100.
+        for (own, other) in [(100, 96), (96, 100), (98, 97)] {
+            store.lease_watched(&lease("n2", other - 4), at(other - 4));
+            store.lease_watched(&lease("n2", other), at(other));
+            store.lease_watched(&held_by("me", own), at(own));
+            for second in 100..120 {
+                assert!(alive(&store, "n2", second) || !alive(&store, "n1", second), "{own} {other} {second}");
+            }
+        }
     }
 }

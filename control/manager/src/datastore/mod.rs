@@ -35,6 +35,7 @@ use tokio::sync::Notify;
 pub(crate) use agents::{AgentChange, AgentInstance};
 pub use kinds::Stored;
 pub(crate) use kinds::with_kind;
+pub(crate) use leases::renew_interval;
 
 use crate::queue::Queue;
 
@@ -47,6 +48,8 @@ pub struct Datastore {
     pub(crate) agents_changed: Notify,
     /// A lease has come to life.
     pub(crate) leases_changed: Notify,
+    /// Watches have told nothing for too long: they begin anew.
+    pub(crate) watches_stale: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +59,8 @@ struct State {
     positions: BTreeMap<Kind, u64>,
     /// Objects whose end an answer has told before the watch, by uid.
     ended: HashMap<Key, String>,
+    /// By what holder the own lease is known.
+    identity: String,
     /// The renewal that each lease told last.
     renewals: HashMap<String, Timestamp>,
     /// How often each object of each agent has been told of.
@@ -73,6 +78,7 @@ impl Datastore {
             queues: Kind::ALL.into_iter().map(|kind| (kind, Queue::default())).collect(),
             agents_changed: Notify::new(),
             leases_changed: Notify::new(),
+            watches_stale: Notify::new(),
         }
     }
 

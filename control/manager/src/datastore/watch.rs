@@ -1,6 +1,6 @@
 //! The shared watches: one per kind, one for leases. They feed the datastore and nothing else reads the API at rest.
 //!
-//! *When things fail.* The watcher lists and watches again with growing delays, for ever. An object that cannot be read
+//! *When things fail.* A watch that has died without a word is found by the lease (see `lease`) and begun anew. The watcher lists and watches again with growing delays, for ever. An object that cannot be read
 //! (written by a newer version, say) is reported and left as it was here; the watch goes on.
 
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use addax_api::{LABEL_NODE, Resource, ResourceExt};
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::core::DeserializeGuard;
@@ -74,11 +74,14 @@ impl<K> Default for Listing<K> {
 
 impl<K: Stored> Watch<K> {
     async fn run(mut self) {
-        let mut events = pin!(watcher(self.guarded.clone(), watcher::Config::default()).default_backoff());
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => self.take(event).await,
-                Err(error) => report(K::KIND.as_str(), &error),
+        loop {
+            let (store, guarded) = (self.store.clone(), self.guarded.clone());
+            let mut events = pin!(watcher(guarded, watcher::Config::default()).default_backoff());
+            while let Some(event) = next(&store, &mut events).await {
+                match event {
+                    Ok(event) => self.take(event).await,
+                    Err(error) => report(K::KIND.as_str(), &error),
+                }
             }
         }
     }
@@ -129,21 +132,32 @@ impl<K: Stored> Watch<K> {
 async fn watch_leases(store: Arc<Datastore>, api: Api<Lease>, synced: mpsc::Sender<()>) {
     let mut synced = Some(synced);
     let mut listing = Vec::new();
-    let mut events = pin!(watcher(api, watcher::Config::default().labels(LABEL_NODE)).default_backoff());
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(Event::Init) => listing.clear(),
-            Ok(Event::InitApply(lease)) => listing.push(lease),
-            Ok(Event::InitDone) => {
-                store.leases_listed(&std::mem::take(&mut listing), Timestamp::now());
-                if let Some(synced) = synced.take() {
-                    let _ = synced.try_send(());
+    loop {
+        let config = watcher::Config::default().labels(LABEL_NODE);
+        let mut events = pin!(watcher(api.clone(), config).default_backoff());
+        while let Some(event) = next(&store, &mut events).await {
+            match event {
+                Ok(Event::Init) => listing.clear(),
+                Ok(Event::InitApply(lease)) => listing.push(lease),
+                Ok(Event::InitDone) => {
+                    store.leases_listed(&std::mem::take(&mut listing), Timestamp::now());
+                    if let Some(synced) = synced.take() {
+                        let _ = synced.try_send(());
+                    }
                 }
+                Ok(Event::Apply(lease)) => store.lease_watched(&lease, Timestamp::now()),
+                Ok(Event::Delete(lease)) => store.lease_ended(&lease.name_any()),
+                Err(error) => report("Lease", &error),
             }
-            Ok(Event::Apply(lease)) => store.lease_watched(&lease, Timestamp::now()),
-            Ok(Event::Delete(lease)) => store.lease_ended(&lease.name_any()),
-            Err(error) => report("Lease", &error),
         }
+    }
+}
+
+/// The next event; `None` when the watch is to begin anew.
+async fn next<E>(store: &Datastore, events: &mut (impl Stream<Item = E> + Unpin)) -> Option<E> {
+    tokio::select! {
+        event = events.next() => event,
+        () = store.watches_stale.notified() => None,
     }
 }
 
