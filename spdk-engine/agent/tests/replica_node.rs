@@ -127,6 +127,9 @@ impl Node {
 impl Drop for Node {
     /// Also a test that fails leaves no process behind.
     fn drop(&mut self) {
+        // The agent first, or it would start another one.
+        self.shutdown.cancel();
+        std::thread::sleep(Duration::from_millis(100));
         if let Some(pid) = pid(self.dir.path()) {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }

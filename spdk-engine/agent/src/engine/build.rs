@@ -88,7 +88,9 @@ pub(super) async fn attach(
         hostnqn: identity.host_nqn(),
         ctrlr_loss_timeout_sec: if drains { -1 } else { 0 },
         reconnect_delay_sec: u32::from(drains),
-        fast_io_fail_timeout_sec: u32::from(drains),
+        fast_io_fail_timeout_sec: 0,
+        // The mirror itself sends again what is still wanted; done twice it would be a ghost write.
+        addax_no_replay: true,
     };
     let devices = client.bdev_nvme_attach_controller(&params, ATTACH_DEADLINE).await?;
     let expected = leg_bdev(identity, &member.replica);

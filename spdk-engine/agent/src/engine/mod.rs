@@ -30,6 +30,7 @@ use std::time::Duration;
 use addax_api::name;
 use addax_proto::engine_v1 as pb;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::arbiter::Arbiter;
@@ -48,6 +49,9 @@ const CALL_DEADLINE: Duration = Duration::from_secs(90);
 const MEMBERS_MAX: usize = mirror_core::LEGS_MAX;
 /// Most hosts on an allow-list.
 const HOSTS_MAX: usize = 128;
+
+/// How often the progress of rebuilds is told; every step would be a stream of events up to the API.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What the owners of engines share.
 #[derive(Clone, Debug)]
@@ -80,6 +84,7 @@ struct Signals {
 struct SignalState {
     stale: bool,
     progress: BTreeMap<String, (u64, u64)>,
+    progress_told: Option<Instant>,
 }
 
 impl Signals {
@@ -93,13 +98,20 @@ impl Signals {
     }
 
     fn set_progress(&self, replica: &str, copied: u64, total: u64) {
-        self.lock().progress.insert(replica.to_owned(), (copied, total));
-        self.changes.notify_one();
+        let mut state = self.lock();
+        state.progress.insert(replica.to_owned(), (copied, total));
+        let now = Instant::now();
+        // The end of a rebuild is told by another event, so the last of these may wait.
+        if state.progress_told.is_none_or(|told| now.duration_since(told) >= PROGRESS_INTERVAL) {
+            state.progress_told = Some(now);
+            self.changes.notify_one();
+        }
     }
 
     /// What happened since the last time: whether the mirror must be read, and how far rebuilds are.
-    fn take(&self) -> SignalState {
-        std::mem::take(&mut *self.lock())
+    fn take(&self) -> (bool, BTreeMap<String, (u64, u64)>) {
+        let mut state = self.lock();
+        (std::mem::take(&mut state.stale), std::mem::take(&mut state.progress))
     }
 }
 

@@ -403,14 +403,14 @@ impl Owner {
 
     /// Takes what the events brought, and reads the mirror if anything but progress happened or if told to.
     async fn look(&mut self, anyway: bool) {
-        let news = self.signals.take();
+        let (stale, progress) = self.signals.take();
         let Phase::Open(open) = &mut self.phase else { return };
-        for (replica, (copied, total)) in news.progress {
+        for (replica, (copied, total)) in progress {
             if let Some(leg) = open.legs.iter_mut().find(|leg| leg.replica == replica) {
                 (leg.copied_blocks, leg.total_blocks) = (copied, total);
             }
         }
-        if !news.stale && !anyway {
+        if !stale && !anyway {
             return;
         }
         match open.plane.client.addax_mirror_get(&mirror_name(&open.identity.volume)).await {
@@ -514,6 +514,9 @@ impl Owner {
     async fn revive(&mut self, member: &MemberWish) {
         let Phase::Open(open) = &mut self.phase else { return };
         let Ok(Some(found)) = self.context.peers.replica(member).await else { return };
+        if found.promoted_epoch > open.identity.epoch {
+            return self.check_superseded().await;
+        }
         let running = found.state() == pb::State::Running;
         if !running || open.planes.get(&member.replica) == Some(&found.data_plane_instance) {
             return;
@@ -525,6 +528,19 @@ impl Owner {
             Err(error) => {
                 tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot promote again");
             }
+        }
+    }
+
+    /// A replica knows a newer epoch. The mirror may never notice: with all its legs refused it waits for ever (rule 12).
+    /// The arbiter's word counts.
+    async fn check_superseded(&mut self) {
+        let Phase::Open(open) = &self.phase else { return };
+        match self.context.arbiter.read(&self.wish.volume).await {
+            Ok(record) if record.epoch.0 > open.identity.epoch => {
+                self.end("a replica and the arbiter know a newer epoch").await;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(volume = %self.wish.volume, %error, "cannot ask the arbiter for the epoch"),
         }
     }
 

@@ -143,8 +143,15 @@ pub struct AttachParams {
     pub ctrlr_loss_timeout_sec: i32,
     /// Seconds between attempts to reconnect.
     pub reconnect_delay_sec: u32,
-    /// Seconds until I/O fails while the connection is lost.
+    /// Seconds until I/O fails while the connection is lost; 0: not before the controller is given up.
     pub fast_io_fail_timeout_sec: u32,
+    /// Only `addax-engine` knows it: I/O of a lost connection is failed at once and never sent again by itself.
+    #[serde(skip_serializing_if = "is_false")]
+    pub addax_no_replay: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 #[derive(Deserialize)]
