@@ -12,9 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
@@ -35,6 +36,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(120);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often ports are picked anew when another program takes one between the pick and the use.
 const START_TRIES: u32 = 3;
+/// Where the definitions are.
+const DEFINITIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/crds");
+const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+/// The namespace that they are used in.
+const NAMESPACE: &str = "addax-system";
+/// Bounds the wait for a new definition to be served.
+const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
 /// The user of the kubeconfig; `system:masters` is let past every check.
 const TOKEN: &str = "e2e";
 /// Most that an error shows of each log, in bytes.
@@ -196,6 +204,61 @@ impl RealApi {
             "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "e2e"}}],
         })
         .to_string()
+    }
+}
+
+/// Creates the namespace of Addax and every definition under `deploy/crds`, as the files have them, and waits until all
+/// are served.
+///
+/// # Errors
+/// When the server refuses or warns of a definition, or does not serve it in time.
+pub async fn install_definitions(client: &Client) -> Result<()> {
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
+    post(client, "/api/v1/namespaces", "application/json", namespace.to_string().into_bytes()).await?;
+    let mut files: Vec<PathBuf> = fs::read_dir(DEFINITIONS)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.sort();
+    let mut names = Vec::new();
+    for file in files {
+        let path = format!("{CRDS}?fieldValidation=Strict");
+        let created = post(client, &path, "application/yaml", fs::read(&file)?).await;
+        let created = created.with_context(|| file.display().to_string())?;
+        names.push(created["metadata"]["name"].as_str().context("a definition without a name")?.to_owned());
+    }
+    for name in names {
+        wait_until_served(client, &name).await?;
+    }
+    Ok(())
+}
+
+async fn post(client: &Client, path: &str, content_type: &str, body: Vec<u8>) -> Result<Value> {
+    let request = http::Request::post(path).header("content-type", content_type).body(Body::from(body))?;
+    let response = client.send(request).await?;
+    let status = response.status();
+    let warnings = format!("{:?}", response.headers().get_all("warning").iter().collect::<Vec<_>>());
+    let body = response.into_body().collect_bytes().await?;
+    ensure!(status.is_success() && warnings == "[]", "{status} {warnings} {}", String::from_utf8_lossy(&body));
+    Ok(serde_json::from_slice(&body)?)
+}
+
+async fn wait_until_served(client: &Client, definition: &str) -> Result<()> {
+    let deadline = Instant::now() + ESTABLISHED_TIMEOUT;
+    let get = |path: String| async move {
+        let text = client.request_text(http::Request::get(path).body(Vec::new())?).await?;
+        anyhow::Ok(serde_json::from_str::<Value>(&text)?)
+    };
+    loop {
+        let found = get(format!("{CRDS}/{definition}")).await?;
+        let conditions = found["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let holds = |kind: &str| conditions.iter().any(|c| c["type"] == kind && c["status"] == "True");
+        ensure!(!holds("NonStructuralSchema"), "{definition}: {conditions:?}");
+        let plural = definition.split('.').next().unwrap_or_default();
+        // The server starts to serve a kind a moment after it says that it does.
+        let established = holds("Established") && holds("NamesAccepted");
+        if established && get(format!("/apis/addax.io/v1alpha1/namespaces/{NAMESPACE}/{plural}")).await.is_ok() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{definition} is not served: {conditions:?}");
+        sleep(Duration::from_millis(50)).await;
     }
 }
 

@@ -16,7 +16,12 @@ pub enum Format {
 }
 
 /// Prints `objects` as asked: the table's rows come from `row`.
-pub fn print<T: Serialize>(format: Format, header: &[&str], objects: &[T], row: impl Fn(&T) -> Vec<String>) -> Result<()> {
+pub fn print<T: Serialize>(
+    format: Format,
+    header: &[&str],
+    objects: &[T],
+    row: impl Fn(&T) -> Vec<String>,
+) -> Result<()> {
     match format {
         Format::Json => println!("{}", serde_json::to_string_pretty(objects)?),
         Format::Yaml => print!("{}", serde_saphyr::to_string(&objects)?),
@@ -60,7 +65,8 @@ pub fn bytes(count: i64) -> String {
 /// # Errors
 /// A sentence that names the value and what is allowed.
 pub fn parse_size(text: &str) -> Result<i64, String> {
-    let refuse = || format!("{text:?} is not a size: a whole number with B, KiB, MiB, GiB or TiB is allowed, such as 10GiB");
+    let refuse =
+        || format!("{text:?} is not a size: a whole number with B, KiB, MiB, GiB or TiB is allowed, such as 10GiB");
     let trimmed = text.trim();
     let digits = trimmed.chars().take_while(char::is_ascii_digit).count();
     let number: i64 = trimmed[..digits].parse().map_err(|_| refuse())?;

@@ -38,7 +38,7 @@ async fn until_attached(cluster: &Cluster, name: &str, node: &str) -> Volume {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_made_attached_detached_and_removed() {
-    let cluster = Cluster::start().await;
+    let cluster = Cluster::with_tls().await;
     until_ready(&cluster).await;
     cluster.create_volume("v").await;
     let made = cluster.volume("the volume is made", "v", |volume| state(volume) == VolumeState::Detached).await;

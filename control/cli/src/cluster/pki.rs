@@ -26,11 +26,7 @@ pub struct Identity {
 impl Identity {
     /// The party's files in the folder.
     pub fn of(pki: &Path, party: &str) -> Self {
-        Self {
-            ca: pki.join("ca.crt"),
-            cert: pki.join(format!("{party}.crt")),
-            key: pki.join(format!("{party}.key")),
-        }
+        Self { ca: pki.join("ca.crt"), cert: pki.join(format!("{party}.crt")), key: pki.join(format!("{party}.key")) }
     }
 
     /// The three texts: authority, certificate, key.
@@ -115,6 +111,8 @@ mod tests {
         assert_eq!(first, Identity::of(dir.path(), "node-1").read().unwrap());
         let mode = fs::metadata(dir.path().join("node-1.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o077, 0);
-        assert!(kubeconfig(dir.path(), "admin", "https://127.0.0.1:1").unwrap().contains("server: https://127.0.0.1:1"));
+        assert!(
+            kubeconfig(dir.path(), "admin", "https://127.0.0.1:1").unwrap().contains("server: https://127.0.0.1:1")
+        );
     }
 }

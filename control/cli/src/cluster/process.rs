@@ -52,7 +52,8 @@ impl Daemon {
         command.process_group(0);
         let child = command.spawn().with_context(|| format!("start {}", self.name))?;
         let pid = i32::try_from(child.id()).context("pid")?;
-        let start = start_time(pid).with_context(|| format!("{} ended at once, see {}", self.name, self.log_file.display()))?;
+        let start =
+            start_time(pid).with_context(|| format!("{} ended at once, see {}", self.name, self.log_file.display()))?;
         write_durable(&self.pid_file, format!("{pid} {start}\n").as_bytes(), 0o644)?;
         Ok(true)
     }

@@ -26,7 +26,12 @@ pub async fn run(client: &Client, verb: NodeVerb, format: Format) -> Result<()> 
     match verb {
         NodeVerb::Ls => {
             let list = nodes.list(&ListParams::default()).await.map_err(api_error)?;
-            output::print(format, &["name", "ready", "schedulable", "agent", "storage", "free", "scheduled"], &list.items, row)
+            output::print(
+                format,
+                &["name", "ready", "schedulable", "agent", "storage", "free", "scheduled"],
+                &list.items,
+                row,
+            )
         }
         NodeVerb::Show { name } => {
             let node = nodes.get_opt(&name).await.map_err(api_error)?;
@@ -68,17 +73,22 @@ fn show(node: &Node, format: Format) -> Result<()> {
     let disks: Vec<_> = node.spec.disks.iter().collect();
     let status = node.status.clone().unwrap_or_default();
     println!();
-    output::print(format, &["disk", "path", "schedulable", "size", "free", "scheduled", "replicas"], &disks, |(name, disk)| {
-        let seen = status.disk_status.get(*name).cloned().unwrap_or_default();
-        vec![
-            (*name).clone(),
-            disk.path.clone(),
-            disk.allow_scheduling.to_string(),
-            output::bytes(seen.storage_maximum),
-            output::bytes(seen.storage_available),
-            output::bytes(seen.storage_scheduled),
-            seen.scheduled_replicas.keys().cloned().collect::<Vec<_>>().join(","),
-        ]
-    })?;
+    output::print(
+        format,
+        &["disk", "path", "schedulable", "size", "free", "scheduled", "replicas"],
+        &disks,
+        |(name, disk)| {
+            let seen = status.disk_status.get(*name).cloned().unwrap_or_default();
+            vec![
+                (*name).clone(),
+                disk.path.clone(),
+                disk.allow_scheduling.to_string(),
+                output::bytes(seen.storage_maximum),
+                output::bytes(seen.storage_available),
+                output::bytes(seen.storage_scheduled),
+                seen.scheduled_replicas.keys().cloned().collect::<Vec<_>>().join(","),
+            ]
+        },
+    )?;
     Ok(())
 }

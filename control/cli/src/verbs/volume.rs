@@ -83,7 +83,11 @@ pub enum VolumeVerb {
 
 fn parse_nqn(text: &str) -> Result<String, String> {
     let well_formed = text.starts_with("nqn.") && (11..=223).contains(&text.len()) && text.contains(':');
-    if well_formed { Ok(text.to_owned()) } else { Err(format!("{text:?} is not an NQN: nqn.yyyy-mm.domain:name, 11 to 223 bytes, is allowed")) }
+    if well_formed {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("{text:?} is not an NQN: nqn.yyyy-mm.domain:name, 11 to 223 bytes, is allowed"))
+    }
 }
 
 pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()> {
@@ -142,7 +146,10 @@ pub async fn wait_created(client: &Client, volume: &str, limit: Duration) -> Res
     let waited = wait_until(&volumes, volume, limit, "created", |found| {
         let status = found?.status.clone().unwrap_or_default();
         let scheduled = addax_api::condition::get(&status.conditions, addax_api::volume::CONDITION_SCHEDULED);
-        reason = scheduled.filter(|c| c.status != addax_api::ConditionStatus::True).map(|c| c.message.clone()).unwrap_or_default();
+        reason = scheduled
+            .filter(|c| c.status != addax_api::ConditionStatus::True)
+            .map(|c| c.message.clone())
+            .unwrap_or_default();
         (status.state != VolumeState::Creating && status.config.is_some()).then_some(())
     });
     let waited = waited.await;
@@ -183,10 +190,8 @@ pub async fn attach(
 }
 
 async fn put_ticket(attachments: &Api<VolumeAttachment>, volume: &str, ticket: &Ticket) -> Result<()> {
-    let spec = VolumeAttachmentSpec {
-        volume: volume.to_owned(),
-        tickets: [(TICKET_CLI.to_owned(), ticket.clone())].into(),
-    };
+    let spec =
+        VolumeAttachmentSpec { volume: volume.to_owned(), tickets: [(TICKET_CLI.to_owned(), ticket.clone())].into() };
     let object = VolumeAttachment::new(volume, spec);
     match attachments.create(&PostParams::default(), &object).await {
         Err(kube::Error::Api(status)) if status.code == 409 => {
@@ -285,18 +290,23 @@ async fn show(client: &Client, volume: &str, format: Format) -> Result<()> {
     let of_volume = ListParams::default().labels(&format!("{}={volume}", addax_api::LABEL_VOLUME));
     let replicas = api::<Replica>(client).list(&of_volume).await.map_err(api_error)?;
     println!();
-    output::print(format, &["replica", "node", "disk", "state", "mode", "progress", "nqn"], &replicas.items, |replica| {
-        let mode = modes.get(&replica.name_any());
-        vec![
-            replica.name_any(),
-            replica.spec.node_id.clone(),
-            replica.spec.disk_id.clone(),
-            replica.status.as_ref().map(|s| s.current_state.as_str()).unwrap_or_default().to_owned(),
-            mode.map(|m| format!("{:?}", m.mode)).unwrap_or_default(),
-            mode.and_then(|m| m.progress_percent).map(|p| format!("{p} %")).unwrap_or_default(),
-            nqn::replica_nqn(&replica.name_any()),
-        ]
-    })?;
+    output::print(
+        format,
+        &["replica", "node", "disk", "state", "mode", "progress", "nqn"],
+        &replicas.items,
+        |replica| {
+            let mode = modes.get(&replica.name_any());
+            vec![
+                replica.name_any(),
+                replica.spec.node_id.clone(),
+                replica.spec.disk_id.clone(),
+                replica.status.as_ref().map(|s| s.current_state.as_str()).unwrap_or_default().to_owned(),
+                mode.map(|m| format!("{:?}", m.mode)).unwrap_or_default(),
+                mode.and_then(|m| m.progress_percent).map(|p| format!("{p} %")).unwrap_or_default(),
+                nqn::replica_nqn(&replica.name_any()),
+            ]
+        },
+    )?;
     for condition in &status.conditions {
         println!("{}: {:?} ({}) {}", condition.type_, condition.status, condition.reason, condition.message);
     }

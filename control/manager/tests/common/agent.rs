@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use addax_api::{NAMESPACE, Volume, VolumeConfig, nqn};
+use addax_manager::TlsFiles;
 use addax_proto::engine_v1 as pb;
 use futures::{Stream, StreamExt};
 use kube::api::{Patch, PatchParams};
@@ -49,7 +50,7 @@ struct State {
 
 impl FakeAgent {
     /// An agent of the node on a free port.
-    pub async fn start(node: &str, client: Client) -> Self {
+    pub async fn start(node: &str, client: Client, tls: Option<&TlsFiles>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (events, _) = broadcast::channel(1024);
@@ -60,7 +61,11 @@ impl FakeAgent {
             events,
         };
         let agent = Self { shared: Arc::new(shared), address, stop: CancellationToken::new() };
-        let server = tonic::transport::Server::builder()
+        let mut server = tonic::transport::Server::builder();
+        if let Some(tls) = tls {
+            server = server.tls_config(super::pki::server(tls)).unwrap();
+        }
+        let server = server
             .add_service(ReplicasServer::new(agent.clone()))
             .add_service(EnginesServer::new(agent.clone()))
             .add_service(EventsServer::new(agent.clone()))

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 pub mod agent;
+pub mod pki;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,7 +14,7 @@ use addax_api::volume_attachment::{Ticket, TicketParameters, TicketType};
 use addax_api::{NAMESPACE, Setting, SettingSpec, Volume, VolumeAttachment, VolumeSpec, crds};
 use addax_apiserver::fault::{Fault, FaultHook, RequestInfo};
 use addax_apiserver::{Server, ServerConfig};
-use addax_manager::{Manager, ManagerConfig, ManagerError};
+use addax_manager::{Manager, ManagerConfig, ManagerError, TlsFiles};
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Config, Resource};
@@ -37,6 +38,7 @@ pub struct Cluster {
     pub client: Client,
     pub agents: BTreeMap<String, FakeAgent>,
     managers: BTreeMap<String, RunningManager>,
+    pub tls: Option<TlsFiles>,
     /// Every write so far but those of leases.
     writes: Arc<Mutex<Vec<String>>>,
 }
@@ -70,7 +72,20 @@ impl Cluster {
         cluster
     }
 
+    /// A cluster of three nodes whose managers and agents speak mutual TLS.
+    pub async fn with_tls() -> Self {
+        let mut cluster = Self::prepare(Arc::new(|_| Fault::default()), Some(pki::certificates())).await;
+        for node in ["n1", "n2", "n3"] {
+            cluster.start_manager(node);
+        }
+        cluster
+    }
+
     pub async fn without_managers(hook: Hook) -> Self {
+        Self::prepare(hook, None).await
+    }
+
+    async fn prepare(hook: Hook, tls: Option<TlsFiles>) -> Self {
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
@@ -86,11 +101,11 @@ impl Cluster {
         });
         let server = Server::start(ServerConfig { crds: crds(), faults, ..ServerConfig::default() }).await.unwrap();
         let client = client(&server);
-        let mut cluster = Self { server, client, agents: BTreeMap::new(), managers: BTreeMap::new(), writes };
+        let mut cluster = Self { server, client, agents: BTreeMap::new(), managers: BTreeMap::new(), tls, writes };
         cluster.set("node-lease-duration-seconds", "3").await;
         cluster.set("node-lease-renew-seconds", "1").await;
         for node in ["n1", "n2", "n3"] {
-            let agent = FakeAgent::start(node, cluster.client.clone()).await;
+            let agent = FakeAgent::start(node, cluster.client.clone(), cluster.tls.as_ref()).await;
             cluster.agents.insert(node.to_owned(), agent);
         }
         cluster
@@ -113,7 +128,7 @@ impl Cluster {
                 agent_address: self.agents[node].address.to_string(),
                 default_disk: Some(("disk-1".to_owned(), DiskSpec::at("/disk-1"))),
                 client: client(&self.server),
-                tls: None,
+                tls: self.tls.clone(),
                 namespace: NAMESPACE.to_owned(),
             }
         };

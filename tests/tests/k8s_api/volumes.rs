@@ -1,204 +1,12 @@
-//! The definitions under `deploy/crds` on a real kube-apiserver, which also shows that the embedded API server
-//! answers as the real one does: the same requests go to both, and status code, reason, warnings and stored objects
-//! must be the same. Of a refused object the embedded one may name fewer fields, because the real one goes on with
-//! rules on objects that it has already refused. Where they differ otherwise the table says so.
-#![allow(clippy::unwrap_used)]
+//! Requests about volumes: what a manifest, a change and an arbiter record may say.
 
-use std::collections::BTreeSet;
-use std::path::Path;
-use std::time::Duration;
-
-use addax_api::NAMESPACE;
-use addax_apiserver::{Embedded, ServerConfig};
-use anyhow::{Context, Result};
-use e2e::kube::{RealApi, go_is_installed};
-use http::Request;
-use kube::Client;
-use kube::client::Body;
+use addax_api::{MIB, NAMESPACE};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
 
-const JSON: &str = "application/json";
-const MERGE: &str = "application/merge-patch+json";
-const JSON_PATCH: &str = "application/json-patch+json";
-const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-const MIB: i64 = 1024 * 1024;
-/// Bounds the wait for new definitions to be served.
-const ESTABLISHED_TIMEOUT: Duration = Duration::from_secs(60);
+use crate::exchange::{Call, JSON, JSON_PATCH, MERGE, Step};
 
-/// What a server made of a request.
-#[derive(Debug, Clone, PartialEq)]
-struct Answer {
-    code: u16,
-    reason: String,
-    message: String,
-    /// The fields that are refused.
-    fields: BTreeSet<String>,
-    warnings: BTreeSet<String>,
-    /// The object, without what differs from server to server.
-    object: Value,
-}
-
-impl Answer {
-    fn accepted(&self) -> bool {
-        self.code < 300
-    }
-
-    /// Whether the answer gives what controllers and people go by as the real server's does; the wording of refusals
-    /// is not part of it.
-    fn is_like(&self, real: &Self) -> bool {
-        (self.code, &self.reason, &self.warnings, &self.object)
-            == (real.code, &real.reason, &real.warnings, &real.object)
-            && self.fields.is_subset(&real.fields)
-            && self.fields.is_empty() == real.fields.is_empty()
-    }
-}
-
-#[derive(Clone)]
-struct Call {
-    method: &'static str,
-    path: String,
-    content_type: &'static str,
-    body: Vec<u8>,
-}
-
-impl Call {
-    fn new(method: &'static str, path: impl Into<String>, content_type: &'static str, body: &Value) -> Self {
-        Self { method, path: path.into(), content_type, body: body.to_string().into_bytes() }
-    }
-
-    async fn send(&self, client: &Client) -> Result<Answer> {
-        let request = Request::builder()
-            .method(self.method)
-            .uri(&self.path)
-            .header("content-type", self.content_type)
-            .body(Body::from(self.body.clone()))?;
-        let response = client.send(request).await?;
-        let code = response.status().as_u16();
-        let warnings = response.headers().get_all("warning").iter().map(|w| Ok(w.to_str()?.to_owned()));
-        let warnings = warnings.collect::<Result<_>>()?;
-        let body = response.into_body().collect_bytes().await?;
-        let body: Value = serde_json::from_slice(&body).with_context(|| format!("{code}: {body:?}"))?;
-        Ok(answer(code, warnings, body))
-    }
-}
-
-fn answer(code: u16, warnings: BTreeSet<String>, body: Value) -> Answer {
-    let text = |key: &str| body[key].as_str().unwrap_or_default().to_owned();
-    if body["kind"] == "Status" {
-        let fields = refused_fields(&body["details"]["causes"]);
-        return Answer {
-            code,
-            warnings,
-            fields,
-            reason: text("reason"),
-            message: text("message"),
-            object: Value::Null,
-        };
-    }
-    let mut object = body;
-    strip(&mut object);
-    for item in object["items"].as_array_mut().into_iter().flatten() {
-        strip(item);
-    }
-    for row in object["rows"].as_array_mut().into_iter().flatten() {
-        strip(&mut row["object"]);
-    }
-    Answer { code, warnings, reason: String::new(), message: String::new(), fields: BTreeSet::new(), object }
-}
-
-fn refused_fields(causes: &Value) -> BTreeSet<String> {
-    let causes = causes.as_array().cloned().unwrap_or_default();
-    let text = |cause: &Value, key: &str| cause[key].as_str().unwrap_or_default().to_owned();
-    causes
-        .iter()
-        // The real server says so beside every refusal by a rule that came first.
-        .filter(|cause| !text(cause, "message").contains("some validation rules were not checked"))
-        .map(|cause| text(cause, "field"))
-        // What it calls the whole object.
-        .map(|field| if field == "<nil>" { String::new() } else { field })
-        .collect()
-}
-
-/// Takes away what differs from server to server.
-fn strip(object: &mut Value) {
-    if let Some(metadata) = object["metadata"].as_object_mut() {
-        metadata.retain(|key, _| {
-            !matches!(key.as_str(), "uid" | "resourceVersion" | "creationTimestamp" | "managedFields" | "continue")
-        });
-    }
-}
-
-/// Sends every definition to the real server, as the file has it, and waits until all are served.
-async fn install_definitions(client: &Client) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/crds");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let file = entry.unwrap().path();
-        let call = Call {
-            method: "POST",
-            path: format!("{CRDS}?fieldValidation=Strict"),
-            content_type: "application/yaml",
-            body: std::fs::read(&file).unwrap(),
-        };
-        let answer = call.send(client).await.unwrap();
-        assert!(answer.accepted(), "{}: {answer:#?}", file.display());
-        assert!(answer.warnings.is_empty(), "{}: {:?}", file.display(), answer.warnings);
-        names.push(answer.object["metadata"]["name"].as_str().unwrap().to_owned());
-    }
-    assert_eq!(names.len(), addax_api::KINDS.len());
-    for name in names {
-        wait_until_established(client, &name).await;
-    }
-}
-
-async fn wait_until_established(client: &Client, name: &str) {
-    let deadline = Instant::now() + ESTABLISHED_TIMEOUT;
-    loop {
-        let answer = Call::new("GET", format!("{CRDS}/{name}"), JSON, &json!({})).send(client).await.unwrap();
-        let conditions = answer.object["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let holds = |kind: &str| conditions.iter().any(|c| c["type"] == kind && c["status"] == "True");
-        assert!(!holds("NonStructuralSchema"), "{name}: {conditions:#?}");
-        if holds("Established") && holds("NamesAccepted") {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{name} is not established: {conditions:#?}");
-        sleep(Duration::from_millis(50)).await;
-    }
-    // The server starts to serve a kind a moment after it says that it does.
-    let plural = name.split('.').next().unwrap();
-    let list = Call::new("GET", volumes_like(plural), JSON, &json!({}));
-    while !list.send(client).await.unwrap().accepted() {
-        assert!(Instant::now() < deadline, "{name} is not served");
-        sleep(Duration::from_millis(50)).await;
-    }
-}
-
-fn volumes_like(plural: &str) -> String {
+pub fn path(plural: &str) -> String {
     format!("/apis/{}/{}/namespaces/{NAMESPACE}/{plural}", addax_api::GROUP, addax_api::VERSION)
-}
-
-/// A request, and whether it must be let through.
-struct Step {
-    what: String,
-    call: Call,
-    accepted: bool,
-    /// In what the embedded server is known to differ.
-    differs: Option<&'static str>,
-}
-
-impl Step {
-    fn good(what: impl Into<String>, call: Call) -> Self {
-        Self { what: what.into(), call, accepted: true, differs: None }
-    }
-
-    fn bad(what: impl Into<String>, call: Call) -> Self {
-        Self { what: what.into(), call, accepted: false, differs: None }
-    }
-
-    fn differs(self, how: &'static str) -> Self {
-        Self { differs: Some(how), ..self }
-    }
 }
 
 fn volume(name: &str, spec: Value) -> Value {
@@ -209,7 +17,7 @@ fn volume(name: &str, spec: Value) -> Value {
 }
 
 fn post(body: &Value) -> Call {
-    Call::new("POST", volumes_like("volumes") + "?fieldValidation=Strict", JSON, body)
+    Call::new("POST", path("volumes") + "?fieldValidation=Strict", JSON, body)
 }
 
 fn create(name: &str, spec: Value) -> Call {
@@ -217,15 +25,15 @@ fn create(name: &str, spec: Value) -> Call {
 }
 
 fn patch(name: &str, body: &Value) -> Call {
-    Call::new("PATCH", volumes_like("volumes") + "/" + name + "?fieldValidation=Strict", MERGE, body)
+    Call::new("PATCH", path("volumes") + "/" + name + "?fieldValidation=Strict", MERGE, body)
 }
 
 fn patch_status(name: &str, body: &Value) -> Call {
-    let path = volumes_like("volumes") + "/" + name + "/status?fieldValidation=Strict";
+    let path = path("volumes") + "/" + name + "/status?fieldValidation=Strict";
     Call::new("PATCH", path, MERGE, &json!({"status": body}))
 }
 
-fn creations() -> Vec<Step> {
+pub fn creations() -> Vec<Step> {
     let good = [
         ("smallest size", json!({"size": MIB})),
         ("largest size", json!({"size": 64_i64 << 40})),
@@ -280,7 +88,7 @@ fn creations() -> Vec<Step> {
     good.chain(bad).collect()
 }
 
-fn names() -> Vec<Step> {
+pub fn names() -> Vec<Step> {
     let spec = || json!({"size": MIB});
     let longest = "n".repeat(52);
     let too_long = "n".repeat(53);
@@ -301,7 +109,7 @@ fn names() -> Vec<Step> {
     steps
 }
 
-fn manifests() -> Vec<Step> {
+pub fn manifests() -> Vec<Step> {
     let changed = |change: Value| {
         let mut manifest = volume("manifest", json!({"size": MIB}));
         json_merge(&mut manifest, &change);
@@ -309,7 +117,7 @@ fn manifests() -> Vec<Step> {
     };
     let loose = |query: &str, name: &str| {
         let manifest = volume(name, json!({"size": MIB, "colour": "red", "deep": {"er": 1}}));
-        Call::new("POST", volumes_like("volumes") + query, JSON, &manifest)
+        Call::new("POST", path("volumes") + query, JSON, &manifest)
     };
     let raw = |body: &str| Call { body: body.as_bytes().to_vec(), ..post(&Value::Null) };
     let twice = r#"{"apiVersion": "addax.io/v1alpha1", "kind": "Volume", "metadata": {"name": "twice"},
@@ -340,7 +148,11 @@ fn manifests() -> Vec<Step> {
         Step::bad("no JSON", raw("{")),
         Step::bad("no object", raw("[]")),
         Step::bad("an empty body", raw("")),
-        Step::bad("a key twice, strictly", raw(twice)).differs("accepted: the last one counts"),
+        Step::bad(
+            "a key twice, strictly",
+            Call { path: path("volumes") + "?dryRun=All&fieldValidation=Strict", ..raw(twice) },
+        )
+        .differs("accepted: the last one counts"),
         Step::good("unknown fields, warned of", loose("?fieldValidation=Warn", "loose-warn")),
         Step::good("unknown fields, ignored", loose("?fieldValidation=Ignore", "loose-ignore")),
         Step::good("unknown fields, by default", loose("", "loose-default")),
@@ -364,7 +176,7 @@ fn manifests() -> Vec<Step> {
 }
 
 /// Changes of one volume, in order.
-fn changes() -> Vec<Step> {
+pub fn changes() -> Vec<Step> {
     let name = "changing";
     let spec = |change: Value| patch(name, &json!({"spec": change}));
     let json_patch = |operations: Value| Call {
@@ -377,7 +189,7 @@ fn changes() -> Vec<Step> {
         if let Some(version) = version {
             body["metadata"]["resourceVersion"] = json!(version);
         }
-        Call::new("PUT", volumes_like("volumes") + "/" + name + "?fieldValidation=Strict", JSON, &body)
+        Call::new("PUT", path("volumes") + "/" + name + "?fieldValidation=Strict", JSON, &body)
     };
     vec![
         Step::bad("a change of what is not there", spec(json!({"size": MIB}))),
@@ -422,8 +234,8 @@ fn changes() -> Vec<Step> {
             .differs("409, not 500"),
         Step::bad("a replacement without a version", put(None, json!({"size": 16 * MIB})))
             .differs("accepted: it replaces whatever is there"),
-        Step::good("deletion", Call::new("DELETE", volumes_like("volumes") + "/" + name, JSON, &json!({}))),
-        Step::bad("deletion again", Call::new("DELETE", volumes_like("volumes") + "/" + name, JSON, &json!({}))),
+        Step::good("deletion", Call::new("DELETE", path("volumes") + "/" + name, JSON, &json!({}))),
+        Step::bad("deletion again", Call::new("DELETE", path("volumes") + "/" + name, JSON, &json!({}))),
     ]
 }
 
@@ -439,7 +251,7 @@ fn record(change: Value) -> Value {
 }
 
 /// Writes of the arbiter record of one volume, in order.
-fn records() -> Vec<Step> {
+pub fn records() -> Vec<Step> {
     let name = "recorded";
     let config = |change: Value| patch_status(name, &json!({"config": record(change)}));
     vec![
@@ -532,7 +344,7 @@ fn records() -> Vec<Step> {
         }),
         Step::good("deletion begins", patch_status(name, &json!({"state": "deleting"}))),
         Step::bad("deletion taken back", patch_status(name, &json!({"state": "detached"}))),
-        Step::good("all of it", Call::new("GET", volumes_like("volumes") + "/" + name, JSON, &json!({}))),
+        Step::good("all of it", Call::new("GET", path("volumes") + "/" + name, JSON, &json!({}))),
     ]
 }
 
@@ -553,53 +365,4 @@ fn json_merge(target: &mut Value, patch: &Value) {
             json_merge(target.entry(key).or_insert(Value::Null), value);
         }
     }
-}
-
-async fn compare(steps: Vec<Step>, real: &Client, embedded: &Client, problems: &mut Vec<String>) {
-    for step in steps {
-        let ours = step.call.send(embedded).await;
-        let theirs = step.call.send(real).await;
-        let (ours, theirs) = match (ours, theirs) {
-            (Ok(ours), Ok(theirs)) => (ours, theirs),
-            (ours, theirs) => {
-                problems.push(format!("{}:\n  real {theirs:?}\n  embedded {ours:?}", step.what));
-                continue;
-            }
-        };
-        if theirs.accepted() != step.accepted {
-            problems.push(format!("{}: the real server should have said {}: {theirs:#?}", step.what, step.accepted));
-        }
-        match step.differs {
-            Some(how) if ours.is_like(&theirs) => eprintln!("{}: differs no longer ({how})", step.what),
-            Some(_) => {}
-            None if ours.is_like(&theirs) => {}
-            None => problems.push(format!("{}:\n  real {theirs:?}\n  embedded {ours:?}", step.what)),
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_embedded_api_server_judges_as_the_real_one_does() {
-    if !go_is_installed() {
-        eprintln!("SKIPPED: Go is not installed, so there is no real kube-apiserver to compare with");
-        return;
-    }
-    let real_api = RealApi::start().await.unwrap();
-    let real = real_api.client().await.unwrap();
-    let config = ServerConfig { crds: addax_api::crds(), ..ServerConfig::default() };
-    let embedded_api = Embedded::start(&config).await.unwrap();
-    let embedded = Client::new(embedded_api.service(), NAMESPACE);
-
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}});
-    let namespace = Call::new("POST", "/api/v1/namespaces", JSON, &namespace);
-    assert!(namespace.send(&real).await.unwrap().accepted());
-    namespace.send(&embedded).await.unwrap();
-    install_definitions(&real).await;
-
-    let mut problems = Vec::new();
-    for steps in [creations(), names(), manifests(), changes(), records()] {
-        compare(steps, &real, &embedded, &mut problems).await;
-    }
-    embedded_api.shutdown().await;
-    assert!(problems.is_empty(), "{} differences:\n{}", problems.len(), problems.join("\n"));
 }

@@ -410,3 +410,6 @@ fn written_key(action: &Action) -> Option<Key> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;
