@@ -199,7 +199,9 @@ impl Cluster {
         loop {
             match self.api::<K>().create(&PostParams::default(), &object).await {
                 Ok(object) => return object,
+                // A fault; it may have been made all the same.
                 Err(kube::Error::Api(status)) if status.code >= 429 => {}
+                Err(kube::Error::Api(status)) if status.code == 409 => return object,
                 Err(error) => panic!("{error}"),
             }
         }
