@@ -6,6 +6,7 @@
 //! kubeconfig may do everything.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -48,9 +49,16 @@ const TOKEN: &str = "e2e";
 /// Most that an error shows of each log, in bytes.
 const LOG_TAIL: usize = 4000;
 
-/// Whether the Go toolchain, which builds the two programs, is installed.
-pub fn go_is_installed() -> bool {
-    Command::new("go").arg("version").output().is_ok_and(|o| o.status.success())
+/// Whether a real API server can be had, which takes the Go toolchain. If not, says on stderr that a test is skipped,
+/// also where the test harness captures what tests print.
+pub fn is_available() -> bool {
+    let found = Command::new("go").arg("version").output().is_ok_and(|o| o.status.success());
+    if !found {
+        let text = "SKIPPED: a test on a real kube-apiserver, because `go`, which builds it, is not installed";
+        // Who has closed stderr wants to read nothing.
+        let _ = writeln!(std::io::stderr(), "{text}");
+    }
+    found
 }
 
 /// The folder with `etcd` and `kube-apiserver`, built if they are not there. The first build takes minutes.

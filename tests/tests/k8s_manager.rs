@@ -5,7 +5,6 @@
 #[allow(dead_code)]
 #[path = "../../control/manager/tests/common/agent.rs"]
 mod agent;
-#[allow(dead_code)]
 #[path = "../../control/manager/tests/common/pki.rs"]
 mod pki;
 
@@ -20,9 +19,9 @@ use addax_api::{
     Engine, InstanceManager, NAMESPACE, Node, Replica, ResourceExt, Setting, SettingSpec, Volume, VolumeAttachment,
     VolumeSpec, condition,
 };
-use addax_manager::{Manager, ManagerConfig};
+use addax_manager::{Manager, ManagerConfig, TlsFiles};
 use agent::FakeAgent;
-use e2e::kube::{RealApi, go_is_installed, install_definitions};
+use e2e::kube::{RealApi, install_definitions, is_available};
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource};
@@ -40,6 +39,7 @@ const WAIT: Duration = Duration::from_secs(120);
 struct Cluster {
     managers: BTreeMap<&'static str, Runtime>,
     agents: BTreeMap<&'static str, FakeAgent>,
+    tls: TlsFiles,
     client: Client,
     api: RealApi,
 }
@@ -57,12 +57,13 @@ impl Cluster {
         let api = RealApi::start().await.unwrap();
         let client = api.client().await.unwrap();
         install_definitions(&client).await.unwrap();
-        let mut cluster = Self { managers: BTreeMap::new(), agents: BTreeMap::new(), client, api };
+        let tls = pki::certificates();
+        let mut cluster = Self { managers: BTreeMap::new(), agents: BTreeMap::new(), tls, client, api };
         for (name, value) in [("node-lease-duration-seconds", "6"), ("node-lease-renew-seconds", "1")] {
             cluster.create(Setting::new(name, SettingSpec { value: value.to_owned() })).await;
         }
         for node in NODES {
-            let agent = FakeAgent::start(node, cluster.client.clone(), None).await;
+            let agent = FakeAgent::start(node, cluster.client.clone(), Some(&cluster.tls)).await;
             cluster.agents.insert(node, agent);
             cluster.start_manager(node).await;
         }
@@ -82,7 +83,7 @@ impl Cluster {
             agent_address: self.agents[node].address.to_string(),
             default_disk: Some(("disk-1".to_owned(), DiskSpec::at("/disk-1"))),
             client,
-            tls: None,
+            tls: Some(self.tls.clone()),
             namespace: NAMESPACE.to_owned(),
         };
         runtime.spawn(async { Manager::run(config, CancellationToken::new()).await.unwrap() });
@@ -162,8 +163,7 @@ fn is_attached(volume: &Volume, node: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_lives_and_outlives_a_node_on_a_real_api_server() {
-    if !go_is_installed() {
-        eprintln!("SKIPPED: Go is not installed, so there is no real kube-apiserver to run managers on");
+    if !is_available() {
         return;
     }
     let mut cluster = Cluster::start().await;

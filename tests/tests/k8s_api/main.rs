@@ -10,14 +10,13 @@ mod volumes;
 
 use addax_api::NAMESPACE;
 use addax_apiserver::{Embedded, ServerConfig};
-use e2e::kube::{RealApi, go_is_installed, install_definitions};
+use e2e::kube::{RealApi, install_definitions, is_available};
 use exchange::compare;
 use kube::Client;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_embedded_api_server_answers_as_the_real_one_does() {
-    if !go_is_installed() {
-        eprintln!("SKIPPED: Go is not installed, so there is no real kube-apiserver to compare with");
+    if !is_available() {
         return;
     }
     let real_api = RealApi::start().await.unwrap();
