@@ -26,7 +26,7 @@ lint: ## formatting, clippy, licences and sources, generated files
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) deny --log-level error check bans licenses sources
-	$(CARGO) test -p addax-api --test crds
+
 
 fmt: ## format the sources
 	$(CARGO) fmt --all

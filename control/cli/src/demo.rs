@@ -29,6 +29,8 @@ use crate::verbs::{api, api_error, volume, wait_until};
 
 const VOLUME: &str = "demo";
 const HOST: &str = "nqn.2026-11.io.addax:host:demo";
+/// A check of everything, what was never written included, in large reads.
+const CHECK: [&str; 4] = ["--phase", "check", "--bs", "64k"];
 /// How long each wait may take.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -38,7 +40,7 @@ pub struct DemoArgs {
     #[arg(long, default_value = "1GiB", value_parser = crate::output::parse_size)]
     size: i64,
     /// Data to write.
-    #[arg(long, default_value = "384MiB", value_parser = crate::output::parse_size)]
+    #[arg(long, default_value = "512MiB", value_parser = crate::output::parse_size)]
     write: i64,
     /// Keep the cluster's folder.
     #[arg(long)]
@@ -91,15 +93,18 @@ async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<(
     timeline.tell(format!("attached to {node}, served at {target}"));
 
     let log = layout.dir().join("writes.log");
-    let mut load = perf(&target, &endpoint.nqn, &log, &["--phase", "both", "--size", &args.write.to_string()])?;
+    let size = args.write.to_string();
+    let write = ["--phase", "write", "--rw", "randrw", "--mix", "30", "--bs", "16k", "--size", &size];
+    let mut load = perf(&target, &endpoint.nqn, &log, &write)?;
     under_load(&client, &cluster, layout, &mut load, timeline).await?;
-    let report = finish(load, "verification under load")?;
-    tell_report(timeline, "written and read back over NVMe/TCP", &report);
+    let report = finish(load, "writes under load")?;
+    tell_report(timeline, "written, with reads verified in between", &report);
+    ensure!(report["write"]["write"]["bytes"].as_i64() >= Some(args.write), "less was written than was asked for");
 
     wait_healthy(&client).await?;
-    timeline.tell("healthy: all 3 replicas are in sync");
-    let again = perf(&target, &endpoint.nqn, &log, &["--phase", "check"])?;
-    tell_report(timeline, "read back once more", &finish(again, "read-back")?);
+    timeline.tell("rebuilt and healthy: all 3 replicas are in sync");
+    let again = perf(&target, &endpoint.nqn, &log, &CHECK)?;
+    tell_report(timeline, "read back", &finish(again, "read-back")?);
     volume::detach(&client, VOLUME, PATIENCE).await?;
     timeline.tell("detached: drained, flushed, recorded as clean");
 
@@ -117,27 +122,35 @@ async fn under_load(
     load: &mut Child,
     timeline: &Timeline,
 ) -> Result<()> {
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    ensure_running(load)?;
     kill_engine(layout, &cluster.nodes[1].name)?;
     timeline.tell("kill -9: the engine of node-2, which holds a replica");
     wait_robustness(client, Robustness::Degraded).await?;
     timeline.tell("degraded: writes go on with the replicas that are left");
     ensure_running(load)?;
-    wait_healthy(client).await?;
-    timeline.tell("rebuilt: healthy again");
+    let before = epoch(client).await?;
     kill_engine(layout, &cluster.nodes[0].name)?;
     timeline.tell("kill -9: the engine of node-1, which serves the volume");
-    ensure_running(load)?;
-    wait_robustness(client, Robustness::Degraded).await?;
-    timeline.tell("taken over with a new epoch; the other replicas are being rebuilt");
+    wait_until(&api::<Volume>(client), VOLUME, PATIENCE, "open again", |found| {
+        let config = found?.status.as_ref()?.config.as_ref()?;
+        (config.epoch > before).then_some(())
+    })
+    .await?;
+    timeline.tell("open again with a new epoch; the other replicas are being rebuilt");
     Ok(())
 }
 
+async fn epoch(client: &Client) -> Result<u64> {
+    let volume = api::<Volume>(client).get(VOLUME).await.map_err(api_error)?;
+    Ok(volume.status.and_then(|s| s.config).map(|c| c.epoch).unwrap_or_default())
+}
+
 fn ensure_running(load: &mut Child) -> Result<()> {
-    if let Some(status) = load.try_wait()? {
-        ensure!(status.success(), "the load ended early with {status}");
+    match load.try_wait()? {
+        None => Ok(()),
+        Some(status) => bail!("the load has ended already, with {status}: nothing would be killed under writes"),
     }
-    Ok(())
 }
 
 fn kill_engine(layout: &Layout, node: &str) -> Result<()> {
@@ -250,7 +263,7 @@ fn check_each(files: &[(String, PathBuf)], log: &Path, port: u16, timeline: &Tim
     }
     for (name, _) in files {
         let nqn = addax_api::nqn::replica_nqn(name);
-        let report = finish(perf(&format!("127.0.0.1:{port}"), &nqn, log, &["--phase", "check"])?, name)?;
+        let report = finish(perf(&format!("127.0.0.1:{port}"), &nqn, log, &CHECK)?, name)?;
         tell_report(timeline, &format!("{name}, read by itself"), &report);
     }
     Ok(())
