@@ -138,8 +138,6 @@ async fn faults_of_the_api_server_cost_time_and_nothing_else() {
             let nth = count.fetch_add(1, Ordering::Relaxed);
             Fault::from(match (request.verb, nth % 7) {
                 ("watch", _) => Outcome::CutWatch(3),
-                // Left out: when one of two replicas was made, the plan for the other takes the same name again.
-                ("create", _) if request.resource == "replicas" => Outcome::Serve,
                 ("patch" | "delete", 0) => Outcome::Conflict,
                 ("patch" | "create", 2) => Outcome::LoseAnswer,
                 ("patch" | "create" | "get", 4) => Outcome::InternalError,

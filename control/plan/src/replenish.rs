@@ -109,11 +109,19 @@ pub(crate) fn create(pass: &mut Pass<'_>, count: usize, mut used_nodes: BTreeSet
         places.push(place);
     }
     let object = pass.old.reference();
-    for (index, place) in places.into_iter().enumerate() {
+    let mut index = 0u32;
+    for place in places {
         // The same snapshot gives the same names, so a pass that is made twice makes nothing twice; another version of
-        // the volume gives others, so a name is never used again.
-        let parts = [object.uid.as_str(), object.resource_version.as_str(), &index.to_string()];
-        let replica_name = name::replica_name(pass.name, &hash::suffix(&parts, name::REPLICA_SUFFIX_LEN));
+        // the volume gives others, so a name is never used again. A pass that ended half way through has made some of
+        // them: those are there already, and the rest take the names behind them.
+        let replica_name = loop {
+            let parts = [object.uid.as_str(), object.resource_version.as_str(), &index.to_string()];
+            index += 1;
+            let name = name::replica_name(pass.name, &hash::suffix(&parts, name::REPLICA_SUFFIX_LEN));
+            if pass.observed.replicas.get(&name).is_none() {
+                break name;
+            }
+        };
         let spec = ReplicaSpec {
             volume_name: pass.name.to_owned(),
             node_id: place.node.clone(),

@@ -105,6 +105,19 @@ fn a_pass_made_twice_on_one_snapshot_makes_nothing_twice() {
     assert!(names(&later).iter().all(|name| !names(&seen).contains(name)));
 }
 
+#[test]
+fn a_pass_that_ended_half_way_makes_only_what_is_missing_under_other_names() {
+    let seen = nodes().with(volume("v"));
+    let actions = plan(&seen, "v", at(0));
+    let first_create = actions.iter().position(|a| matches!(a, Action::Create(o) if matches!(**o, Object::Replica(_))));
+    let half = seen.apply(&actions[..=first_create.unwrap()]);
+    let made: Vec<String> = half.replicas.names().map(str::to_owned).collect();
+    assert_eq!(made.len(), 1);
+    let rest: Vec<String> = created(&plan(&half, "v", at(0))).iter().map(ResourceExt::name_any).collect();
+    assert_eq!(rest.len(), 2);
+    assert!(rest.iter().all(|name| !made.contains(name)));
+}
+
 struct Raw(Volume);
 
 impl crate::build::Part for Raw {
