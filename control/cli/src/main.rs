@@ -67,6 +67,11 @@ enum Command {
         #[command(subcommand)]
         verb: verbs::node::NodeVerb,
     },
+    /// Hugepages for the data plane: status, reserve, release. Nothing needs them to run.
+    Hugepages {
+        #[command(subcommand)]
+        verb: verbs::hugepages::HugepagesVerb,
+    },
     /// Show on this machine that a volume survives the loss of its engines, then clean up.
     #[command(after_help = "Example: addax demo")]
     Demo(demo::DemoArgs),
@@ -130,6 +135,7 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Node { verb } => {
             verbs::node::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output).await
         }
+        Command::Hugepages { verb } => verbs::hugepages::run(verb, cli.output),
         Command::Demo(args) => demo::run(args).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "addax", &mut std::io::stdout());

@@ -49,7 +49,7 @@ pub fn run(config: StartConfig, init: impl FnOnce(App) + 'static) -> std::io::Re
             if pin {
                 pin_to(cpu);
             }
-            let made = UringDriver::new().map(|driver| Reactor::new(id, Box::new(driver), pool, Policy { spin_ns }));
+            let made = data_driver(&pool).map(|driver| Reactor::new(id, Box::new(driver), pool, Policy { spin_ns }));
             let (mut reactor, mut peer) = match made {
                 Ok(made) => made,
                 Err(error) => {
@@ -83,6 +83,13 @@ pub fn run(config: StartConfig, init: impl FnOnce(App) + 'static) -> std::io::Re
         let _ = thread.join();
     }
     Ok(())
+}
+
+/// The driver of a data core: disk I/O happens here, from buffers of the pool.
+fn data_driver(pool: &BufPool) -> std::io::Result<UringDriver> {
+    let mut driver = UringDriver::new()?;
+    driver.register(pool);
+    Ok(driver)
 }
 
 fn thread_id() -> u64 {

@@ -1,5 +1,6 @@
-//! Verbs on objects: `addax volume …`, `addax node …`.
+//! Verbs on objects: `addax volume …`, `addax node …`, `addax hugepages …`.
 
+pub mod hugepages;
 pub mod node;
 pub mod volume;
 

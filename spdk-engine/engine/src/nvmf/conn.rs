@@ -118,6 +118,19 @@ impl Conn {
         drop(self.owner.borrow_mut().take());
     }
 
+    /// Reads no more. Commands that execute are still answered, as far as the socket takes the answers at once.
+    pub fn drain(&self, core: &Core) {
+        self.unwatch(core);
+        self.session.borrow_mut().drain();
+        drop(self.owner.borrow_mut().take());
+    }
+
+    /// Sends what the socket takes at once, then closes it.
+    pub fn flush_and_close(&self, core: &Core) {
+        let _ = self.send();
+        self.close(core);
+    }
+
     /// Takes socket and session out, to move them to another core; `None` when the connection is closed already.
     pub fn detach(&self, core: &Core) -> Option<(Box<dyn Stream>, Session)> {
         self.unwatch(core);

@@ -28,7 +28,11 @@ use super::wait::Waiters;
 use crate::bdev::registry::Entry;
 use crate::bdev::{Chan, IoSink, IoStatus};
 use crate::reactor::Core;
+use crate::reactor::driver::{NANOS_PER_MS, Nanos};
 use crate::reactor::net::Stream;
+
+/// How long a queue that the target closes may take to answer what executes before its socket is closed anyway.
+const DRAIN_GRACE_NS: Nanos = 100 * NANOS_PER_MS;
 
 /// A namespace as the control core tells it to the data cores.
 #[derive(Debug, Clone)]
@@ -150,7 +154,7 @@ pub fn adopt(core: &Core, adoption: Adoption) {
 pub fn close(core: &Core, key: QueueKey) {
     let queue = group(core).queues.borrow().get(&key).cloned();
     if let Some(queue) = queue {
-        queue.end(core);
+        queue.drain(core);
     }
 }
 
@@ -322,6 +326,20 @@ impl IoQueue {
         }
     }
 
+    /// Lets what executes end and be answered, for a moment, then closes the socket. Without this, a host would see
+    /// every drop as a PDU cut in the middle; hosts take that worse than an orderly end.
+    fn drain(self: &Rc<Self>, core: &Core) {
+        if self.closing.replace(true) {
+            return;
+        }
+        self.conn.drain(core);
+        if self.running.get() == 0 {
+            return self.gone(core);
+        }
+        let conn = Rc::downgrade(&self.conn);
+        core.after(DRAIN_GRACE_NS, Rc::new(move |core| conn.upgrade().into_iter().for_each(|c| c.close(core))));
+    }
+
     /// Closes the socket now and reports the queue gone when its I/O has completed.
     fn end(self: &Rc<Self>, core: &Core) {
         if self.closing.replace(true) {
@@ -334,6 +352,7 @@ impl IoQueue {
     }
 
     fn gone(&self, core: &Core) {
+        self.conn.flush_and_close(core);
         group(core).forget(core, self);
         queues::gone(core, self.key);
     }

@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
+use addax_hugepages::BufPool;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -23,6 +24,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::disk::{DiskOp, DiskVerb};
 use super::driver::{Driver, Event, Nanos, Waker};
 
+/// The kernel takes at most this much as one registered buffer.
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
 /// Entries of the submission queue; more operations than that are pushed in several submits.
 const RING_ENTRIES: u32 = 1024;
 
@@ -39,6 +42,8 @@ pub struct UringDriver {
     ring: IoUring,
     wake: Arc<EventWaker>,
     watched: HashMap<u64, RawFd>,
+    /// The pool's region is registered as buffer 0, so that transfers of its buffers skip the mapping of pages.
+    fixed: bool,
 }
 
 impl std::fmt::Debug for UringDriver {
@@ -67,9 +72,38 @@ impl UringDriver {
             .build(RING_ENTRIES)
             .or_else(|_| IoUring::builder().setup_cqsize(RING_ENTRIES * 4).build(RING_ENTRIES))?;
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(io::Error::from)?;
-        let mut driver = Self { ring, wake: Arc::new(EventWaker(event)), watched: HashMap::new() };
+        let mut driver = Self { ring, wake: Arc::new(EventWaker(event)), watched: HashMap::new(), fixed: false };
         driver.arm_wake();
         Ok(driver)
+    }
+
+    /// Registers the pool's memory with the ring. Without it (a limit on locked memory, an old kernel) transfers work as
+    /// well, a little slower; that is said once.
+    pub fn register(&mut self, pool: &BufPool) {
+        let region = pool.region_iovec();
+        if region.iov_len > REGISTERED_BYTES_MAX {
+            tracing::info!(
+                bytes = region.iov_len,
+                limit = REGISTERED_BYTES_MAX,
+                "buffers are not registered: too large"
+            );
+            return;
+        }
+        // SAFETY: the region lives as long as its pool, and every reactor holds a handle to the pool longer than to its
+        // driver.
+        match unsafe { self.ring.submitter().register_buffers(&[region]) } {
+            Ok(()) => self.fixed = true,
+            Err(error) => {
+                tracing::warn!(%error, "buffers are not registered with io_uring; disk I/O costs a little more")
+            }
+        }
+    }
+
+    /// Address and length of a transfer that lies in the registered region whole.
+    fn fixed_part(&self, op: &DiskOp) -> Option<(*mut u8, u32)> {
+        let [part] = op.iov.as_slice() else { return None };
+        let registered = self.fixed && op.bufs().iter().all(|b| b.registered_offset().is_some());
+        registered.then_some((part.iov_base.cast(), u32::try_from(part.iov_len).ok()?))
     }
 
     fn arm_wake(&mut self) {
@@ -155,15 +189,18 @@ impl Driver for UringDriver {
     fn submit_disk(&mut self, op: &mut DiskOp, token: u64) {
         let fd = Fd(op.file.raw());
         let count = op.iov.len() as u32;
-        let entry = match op.verb {
-            DiskVerb::Read => opcode::Readv::new(fd, op.iov.as_ptr(), count).offset(op.offset).build(),
-            DiskVerb::Write => opcode::Writev::new(fd, op.iov.as_ptr(), count).offset(op.offset).build(),
-            DiskVerb::Flush => opcode::Fsync::new(fd).flags(io_uring::types::FsyncFlags::DATASYNC).build(),
-            DiskVerb::PunchHole => opcode::Fallocate::new(fd, op.len)
+        let fixed = self.fixed_part(op);
+        let entry = match (op.verb, fixed) {
+            (DiskVerb::Read, Some((at, len))) => opcode::ReadFixed::new(fd, at, len, 0).offset(op.offset).build(),
+            (DiskVerb::Write, Some((at, len))) => opcode::WriteFixed::new(fd, at, len, 0).offset(op.offset).build(),
+            (DiskVerb::Read, None) => opcode::Readv::new(fd, op.iov.as_ptr(), count).offset(op.offset).build(),
+            (DiskVerb::Write, None) => opcode::Writev::new(fd, op.iov.as_ptr(), count).offset(op.offset).build(),
+            (DiskVerb::Flush, _) => opcode::Fsync::new(fd).flags(io_uring::types::FsyncFlags::DATASYNC).build(),
+            (DiskVerb::PunchHole, _) => opcode::Fallocate::new(fd, op.len)
                 .offset(op.offset)
                 .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
                 .build(),
-            DiskVerb::ZeroRange => opcode::Fallocate::new(fd, op.len)
+            (DiskVerb::ZeroRange, _) => opcode::Fallocate::new(fd, op.len)
                 .offset(op.offset)
                 .mode(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
                 .build(),

@@ -147,6 +147,8 @@ pub struct Session {
     starved: VecDeque<u16>,
     ready: VecDeque<u16>,
     fault: Option<Fault>,
+    /// Answers are dropped: nobody is to hear them.
+    muted: bool,
     queue: Queue,
     flow_control: bool,
     sq_size: u16,
@@ -168,6 +170,7 @@ impl Session {
             starved: VecDeque::new(),
             ready: VecDeque::new(),
             fault: None,
+            muted: false,
             queue: Queue::None,
             flow_control: true,
             sq_size: limits.depth,
@@ -189,6 +192,7 @@ impl Session {
             starved: VecDeque::new(),
             ready: VecDeque::new(),
             fault: Some(Fault::Broken(Reason::Stopped)),
+            muted: true,
             queue: Queue::None,
             flow_control: true,
             sq_size: self.sq_size,
@@ -484,14 +488,24 @@ impl Session {
         let header = self.link.encode_term(error, offending);
         self.output.push_bytes(&header);
         self.fault = Some(Fault::Terminated(error));
+        self.muted = true;
         self.drop_unstarted();
     }
 
-    /// Takes no more commands and forgets those that were not given out. What executes is still to be completed.
-    pub fn stop(&mut self) {
-        self.fault = Some(Fault::Broken(Reason::Stopped));
-        self.output.clear();
+    /// Takes no more commands and forgets those that were not given out. What executes is still to be completed, and
+    /// is answered.
+    pub fn drain(&mut self) {
+        if self.fault.is_none() {
+            self.fault = Some(Fault::Broken(Reason::Stopped));
+        }
         self.drop_unstarted();
+    }
+
+    /// As [`Self::drain`], and sends nothing any more.
+    pub fn stop(&mut self) {
+        self.drain();
+        self.muted = true;
+        self.output.clear();
     }
 
     fn drop_unstarted(&mut self) {
@@ -528,7 +542,7 @@ impl Session {
         let slot = self.slots.get_mut(index);
         let (cid, direction, data) = (slot.sqe.cid.get(), slot.direction, slot.data.take());
         self.slots.release(index);
-        if self.fault.is_some() {
+        if self.muted {
             return;
         }
         let Completion { status, dw0, dw1 } = completion;
