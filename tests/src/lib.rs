@@ -3,6 +3,7 @@
 //! The tests themselves are under `tests/`. `setup.sh` beside this crate's manifest installs the programs they
 //! need.
 
+pub mod cluster;
 pub mod engine;
 pub mod guest;
 pub mod kube;

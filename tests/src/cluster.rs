@@ -1,0 +1,469 @@
+//! A local cluster as a user runs it: `addax up` in a folder of its own, verbs by the command line, `addax-perf` as the
+//! host, and signals to everything or to one node.
+//!
+//! *Invariants.* One cluster at a time in a test program, since all of them use the same loopback addresses. Dropped, it
+//! leaves no process and no file behind, also when the test has failed.
+//!
+//! *When things fail.* Errors carry the output of the command, and [`LocalCluster::logs`] the end of every log.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::programs::program;
+
+/// NQN of the host that the tests are.
+pub const HOST: &str = "nqn.2026-11.io.addax:host:e2e";
+
+/// How long anything may take that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A local cluster in a temporary folder.
+#[derive(Debug)]
+pub struct LocalCluster {
+    folder: TempDir,
+    nodes: u32,
+    port: u16,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl LocalCluster {
+    /// Starts a cluster of so many nodes and waits until they are ready.
+    ///
+    /// # Errors
+    /// When a program is not built or `addax up` fails.
+    pub fn up(nodes: u32) -> Result<Self> {
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        // Below the range from which the kernel takes ports of its own, and another one for every test program.
+        let port = 12_000 + u16::try_from(std::process::id() % 10_000)?;
+        let folder = tempfile::Builder::new().prefix("addax-e2e-").tempdir()?;
+        let cluster = Self { folder, nodes, port, _turn: turn };
+        cluster.up_again()?;
+        Ok(cluster)
+    }
+
+    /// `addax up` once more: starts what is missing.
+    ///
+    /// # Errors
+    /// With what it printed.
+    pub fn up_again(&self) -> Result<()> {
+        let (nodes, port) = (self.nodes.to_string(), self.port.to_string());
+        self.cli(&["-q", "up", "--nodes", &nodes, "--port", &port]).map(drop)
+    }
+
+    /// The cluster's folder.
+    pub fn dir(&self) -> PathBuf {
+        self.folder.path().join("c")
+    }
+
+    /// The `addax` program, for this cluster.
+    ///
+    /// # Errors
+    /// When it is not built.
+    pub fn command(&self, args: &[&str]) -> Result<Command> {
+        let mut command = Command::new(program("addax")?);
+        command.arg("--dir").arg(self.dir()).args(args).stdin(Stdio::null());
+        Ok(command)
+    }
+
+    /// Runs a verb and gives back what it printed.
+    ///
+    /// # Errors
+    /// When it exits with another code than 0; with what it printed.
+    pub fn cli(&self, args: &[&str]) -> Result<String> {
+        let Output { status, stdout, stderr } = self.command(args)?.output()?;
+        let (out, err) = (String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        ensure!(status.success(), "addax {}: {status}\n{out}{err}", args.join(" "));
+        Ok(out.into_owned())
+    }
+
+    /// Runs a verb with `-o json`.
+    ///
+    /// # Errors
+    /// As [`Self::cli`], or when the output is not JSON.
+    pub fn json(&self, args: &[&str]) -> Result<Value> {
+        let text = self.cli(&[args, &["-o", "json"]].concat())?;
+        serde_json::from_str(&text).with_context(|| format!("addax {}: not JSON:\n{text}", args.join(" ")))
+    }
+
+    /// Declares a volume of so many MiB with three copies.
+    ///
+    /// # Errors
+    /// As [`Self::cli`].
+    pub fn create(&self, volume: &str, mib: u32) -> Result<()> {
+        self.cli(&["volume", "create", volume, "--size", &format!("{mib}MiB")]).map(drop)
+    }
+
+    /// Attaches a volume for [`HOST`]; where it is served.
+    ///
+    /// # Errors
+    /// As [`Self::cli`].
+    pub fn attach(&self, volume: &str, node: &str, seconds: u64) -> Result<Target> {
+        let timeout = seconds.to_string();
+        let args = ["volume", "attach", volume, "--node", node, "--host-nqn", HOST, "--timeout", &timeout];
+        let found = self.json(&args)?;
+        let endpoint = &found[0];
+        let text = |name: &str| endpoint[name].as_str().with_context(|| format!("no {name} in {endpoint}"));
+        let port = endpoint["trsvcid"].as_u64().context("no trsvcid")?;
+        Ok(Target {
+            address: format!("{}:{port}", text("traddr")?),
+            nqn: text("nqn")?.to_owned(),
+            volume: volume.to_owned(),
+        })
+    }
+
+    /// The volume's object.
+    ///
+    /// # Errors
+    /// As [`Self::json`].
+    pub fn volume(&self, name: &str) -> Result<Value> {
+        Ok(self.json(&["volume", "show", name])?[0].take())
+    }
+
+    /// The epoch of the volume's record.
+    ///
+    /// # Errors
+    /// As [`Self::json`].
+    pub fn epoch(&self, volume: &str) -> Result<u64> {
+        self.volume(volume)?["status"]["config"]["epoch"].as_u64().context("the volume has no record")
+    }
+
+    /// Waits until the volume is as wanted, and gives it back.
+    ///
+    /// # Errors
+    /// When that takes too long; with the volume as it is.
+    pub fn wait(&self, volume: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Result<Value> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let found = self.volume(volume)?;
+            if holds(&found) {
+                return Ok(found);
+            }
+            ensure!(Instant::now() < until, "{volume} is never {what}:\n{found:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until the record counts so many copies in sync and the volume is attached and healthy.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn wait_healthy(&self, volume: &str, copies: usize) -> Result<Value> {
+        self.wait(volume, "healthy", |found| {
+            let status = &found["status"];
+            let in_sync = status["config"]["inSync"].as_array().map_or(0, Vec::len);
+            status["state"] == "attached" && status["robustness"] == "healthy" && in_sync == copies
+        })
+    }
+
+    /// All processes of the cluster: whose arguments or whose working directory name its folder.
+    pub fn processes(&self) -> Vec<Pid> {
+        processes_of(&self.dir())
+    }
+
+    /// The processes of a node: manager, agent and data plane.
+    pub fn node_processes(&self, node: &str) -> Vec<Pid> {
+        let socket = format!("{node}.sock");
+        let of_node = |pid: &Pid| {
+            let args = arguments(*pid);
+            let named = args.windows(2).any(|pair| pair[0] == "--node" && pair[1] == node);
+            named || args.iter().any(|arg| arg.ends_with(&socket))
+        };
+        self.processes().into_iter().filter(of_node).collect()
+    }
+
+    /// A node's data plane.
+    ///
+    /// # Errors
+    /// When there is not exactly one.
+    pub fn engine(&self, node: &str) -> Result<Pid> {
+        let is_engine = |pid: &Pid| arguments(*pid).first().is_some_and(|program| program.ends_with("addax-engine"));
+        let found: Vec<Pid> = self.node_processes(node).into_iter().filter(is_engine).collect();
+        match found[..] {
+            [pid] => Ok(pid),
+            _ => bail!("{} data planes run on {node}, not one", found.len()),
+        }
+    }
+
+    /// SIGKILL to every process of the cluster, in the order given by `shuffle`; returns when none is left.
+    ///
+    /// # Errors
+    /// When processes do not end.
+    pub fn kill_all(&self, mut shuffle: impl FnMut(&mut Vec<Pid>)) -> Result<()> {
+        end_all(|| {
+            let mut found = self.processes();
+            shuffle(&mut found);
+            found
+        })
+    }
+
+    /// SIGKILL to every process of a node; returns when none is left.
+    ///
+    /// # Errors
+    /// When processes do not end.
+    pub fn kill_node(&self, node: &str) -> Result<()> {
+        end_all(|| self.node_processes(node))
+    }
+
+    /// Starts a single program of the cluster: `apiserver`, or `agent` or `manager` of a node.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start(&self, role: &str, node: Option<&str>) -> Result<()> {
+        let name = node.map_or_else(|| role.to_owned(), |node| format!("{node}-{role}"));
+        let log = self.dir().join("log").join(format!("{name}.log"));
+        let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
+        let mut args = vec![role];
+        args.extend(node.iter().flat_map(|node| ["--node", node]));
+        let child = self.command(&args)?.stdout(log.try_clone()?).stderr(log).spawn()?;
+        // As `addax up` leaves it, so that the next `up` finds it running and `down` ends it.
+        let start = start_time(child.id()).with_context(|| format!("{name} has ended at once"))?;
+        fs::write(self.dir().join("run").join(format!("{name}.pid")), format!("{} {start}\n", child.id()))?;
+        std::thread::spawn(move || child.wait_with_output());
+        Ok(())
+    }
+
+    /// The images of a volume's copies.
+    ///
+    /// # Errors
+    /// When the folders cannot be read.
+    pub fn images(&self) -> Result<Vec<PathBuf>> {
+        let mut images = Vec::new();
+        for node in 1..=self.nodes {
+            let folder = self.dir().join(format!("nodes/node-{node}/disks/disk-1/replicas"));
+            for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+                images.push(entry?.path());
+            }
+        }
+        images.retain(|path| path.extension().is_some_and(|ext| ext == "img"));
+        Ok(images)
+    }
+
+    /// The end of every log.
+    pub fn logs(&self) -> String {
+        let Ok(entries) = fs::read_dir(self.dir().join("log")) else { return String::new() };
+        let mut text = String::new();
+        for entry in entries.flatten() {
+            let log = fs::read_to_string(entry.path()).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            text += &format!("--- {}\n", entry.file_name().to_string_lossy());
+            text += &lines[lines.len().saturating_sub(15)..].join("\n");
+            text += "\n";
+        }
+        text
+    }
+}
+
+impl Drop for LocalCluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        // What is stopped cannot end.
+        for pid in self.processes() {
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+        if let Ok(mut down) = self.command(&["down", "--delete"]) {
+            let _ = down.output();
+        }
+        let _ = self.kill_all(|_| {});
+    }
+}
+
+/// Where a volume is served.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub address: String,
+    pub nqn: String,
+    pub volume: String,
+}
+
+impl Target {
+    /// Starts `addax-perf verify` with a write log and more arguments.
+    ///
+    /// # Errors
+    /// When it is not built.
+    pub fn verify(&self, log: &Path, more: &[&str]) -> Result<Load> {
+        let child = Command::new(program("addax-perf")?)
+            .args(["verify", "--target", &self.address, "--nqn", &self.nqn, "--host-nqn", HOST])
+            .args(["--expect-volume", &self.volume, "--no-pin", "--quiet", "-o", "json", "--log"])
+            .arg(log)
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("start addax-perf")?;
+        Ok(Load { child: Some(child) })
+    }
+
+    /// Reads everything that the log knows of and judges it. While nobody serves the volume it is tried again.
+    ///
+    /// # Errors
+    /// At the first mismatch; when the volume is not served in time.
+    pub fn check(&self, log: &Path, more: &[&str]) -> Result<Value> {
+        let until = Instant::now() + PATIENCE;
+        let args = [&["--phase", "check", "--written-only", "--bs", "64k"], more].concat();
+        loop {
+            let done = self.verify(log, &args)?.finish()?;
+            match done.code {
+                Some(0) => return Ok(done.report),
+                Some(3) if Instant::now() < until => std::thread::sleep(Duration::from_millis(100)),
+                _ => bail!("the check fails: {done:#?}"),
+            }
+        }
+    }
+}
+
+/// A running `addax-perf verify`; killed when dropped.
+#[derive(Debug)]
+pub struct Load {
+    child: Option<Child>,
+}
+
+/// How a load has ended.
+#[derive(Debug)]
+pub struct Done {
+    /// Exit code; none after a signal.
+    pub code: Option<i32>,
+    /// Its report; null when there is none.
+    pub report: Value,
+    /// What it printed as errors.
+    pub errors: String,
+}
+
+impl Load {
+    /// Whether it runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        ensure!(self.is_running(), "the load has ended");
+        let id = self.child.as_ref().context("the load has ended")?.id();
+        kill(Pid::from_raw(i32::try_from(id)?), signal).context("signal the load")
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When it cannot be waited for.
+    pub fn finish(mut self) -> Result<Done> {
+        let child = self.child.take().context("the load has ended")?;
+        let Output { status, stdout, stderr } = child.wait_with_output()?;
+        let report = serde_json::from_slice(&stdout).unwrap_or_default();
+        Ok(Done { code: status.code(), report, errors: String::from_utf8_lossy(&stderr).into_owned() })
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A small generator of numbers for tests: the same seed gives the same test.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// Seeded by `$ADDAX_TEST_SEED`, else by the time; says the seed.
+    pub fn seeded() -> Self {
+        let given = std::env::var("ADDAX_TEST_SEED").ok().and_then(|text| text.parse().ok());
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let seed = given.unwrap_or_else(|| u64::from(now.subsec_nanos()) ^ now.as_secs());
+        println!("ADDAX_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    /// A number below `end`.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end.max(1)
+    }
+
+    /// Any order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, usize::try_from(self.below(last as u64 + 1)).unwrap_or(0));
+        }
+    }
+}
+
+/// Time that a process has had on processors, in clock ticks.
+pub fn cpu_ticks(pid: Pid) -> u64 {
+    let stat = stat_fields(u32::try_from(pid.as_raw()).unwrap_or(0)).unwrap_or_default();
+    let ticks = |index: usize| stat.get(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    ticks(11) + ticks(12)
+}
+
+/// What a process of a cluster is, in short: program, role, node.
+pub fn program_name(pid: Pid) -> String {
+    let args = arguments(pid);
+    let short = |arg: &String| arg.rsplit('/').next().unwrap_or_default().to_owned();
+    let paths =
+        args.iter().skip(1).filter(|arg| arg.ends_with(".sock") || (!arg.contains('/') && !arg.starts_with('-')));
+    args.first().into_iter().chain(paths).map(short).collect::<Vec<_>>().join(" ")
+}
+
+/// Kills what `find` finds, until it finds nothing.
+fn end_all(mut find: impl FnMut() -> Vec<Pid>) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found = find();
+        if found.is_empty() {
+            return Ok(());
+        }
+        for pid in &found {
+            let _ = kill(*pid, Signal::SIGKILL);
+        }
+        ensure!(Instant::now() < until, "processes do not end: {found:?}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn processes_of(dir: &Path) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let text = dir.to_string_lossy().into_owned();
+    let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok()).map(Pid::from_raw);
+    pids.filter(|pid| {
+        let at = fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+        at.starts_with(dir) || arguments(*pid).iter().any(|arg| arg.contains(&text))
+    })
+    .collect()
+}
+
+/// A process's arguments; none of one that has ended and was not waited for.
+fn arguments(pid: Pid) -> Vec<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|b| *b == 0).filter(|arg| !arg.is_empty()).map(|arg| String::from_utf8_lossy(arg).into_owned()).collect()
+}
+
+/// The fields of `/proc/<pid>/stat` from the state on.
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+fn start_time(pid: u32) -> Option<String> {
+    stat_fields(pid)?.get(19).cloned()
+}
