@@ -91,14 +91,21 @@ impl Greeter {
         }
     }
 
+    fn may_log(&self, core: &Core) -> Option<u64> {
+        self.target.upgrade()?.refusals.allow(core.now())
+    }
+
     async fn connect(self: Rc<Self>, core: Core, conn: Rc<Conn>, slot: u16, request: Request) {
         let outcome = self.decide(&core, &conn, slot, &request).await;
         self.busy.set(false);
         if let Err(refusal) = outcome
             && !self.ended.get()
         {
-            let (host, subsystem) = (&request.host, &request.subnqn);
-            tracing::warn!(%host, %subsystem, qid = request.command.qid, status = %refusal.status, "Connect refused");
+            if let Some(left_out) = self.may_log(&core) {
+                let (host, subsystem, qid) = (&request.host, &request.subnqn, request.command.qid);
+                let status = refusal.status;
+                tracing::warn!(%host, %subsystem, qid, %status, left_out, "Connect refused");
+            }
             conn.complete(&core, slot, refusal);
         }
     }
@@ -227,7 +234,10 @@ impl Owner for Greeter {
             }
             Ok(_) => conn.complete(core, slot, Status::COMMAND_SEQUENCE_ERROR),
             Err(refusal) => {
-                tracing::warn!(peer = ?conn.peer, status = %refusal.status, dw0 = refusal.dw0, "command refused");
+                if let Some(left_out) = self.may_log(core) {
+                    let (peer, status, dw0) = (conn.peer, refusal.status, refusal.dw0);
+                    tracing::warn!(?peer, %status, dw0, left_out, "command refused before a Connect");
+                }
                 conn.complete(core, slot, refusal);
             }
         }

@@ -8,7 +8,7 @@
 //! | [`poll_group`], [`io`] | I/O queues | data |
 //! | [`session`] | the PDU state machine, without I/O | both |
 //! | [`conn`] | a socket and its session | both |
-//! | [`queues`], [`ana`] | what both sides share | both |
+//! | [`queues`], [`ana`], [`wait`], [`log_limit`] | what both sides share | both |
 //! | [`rpc`] | `nvmf_*` methods, saved configuration | control |
 //!
 //! *Flow.* A connection is accepted on the control core and stays there up to its Connect. An admin queue stays; an I/O
@@ -32,6 +32,7 @@ pub mod events;
 pub mod features;
 pub mod identify;
 pub mod io;
+pub mod log_limit;
 pub mod logs;
 pub mod options;
 pub mod poll_group;

@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::address::Address;
 use super::connect::Greeter;
+use super::log_limit::LogLimit;
 use super::options::TransportOptions;
 use super::queues::QueueKey;
 use super::subsystem::{DRAIN_NS, Host, Subsystem, SubsystemConfig, SubsystemError};
@@ -68,6 +69,8 @@ pub struct Target {
     retry_delays: Cell<[u16; 3]>,
     config: RefCell<Option<Value>>,
     stats: Cell<AdminStats>,
+    /// Bounds what refused hosts write to the log.
+    pub refusals: LogLimit,
 }
 
 impl std::fmt::Debug for Target {
@@ -115,6 +118,7 @@ impl Target {
             retry_delays: Cell::new([0; 3]),
             config: RefCell::new(None),
             stats: Cell::default(),
+            refusals: LogLimit::default(),
         }))
     }
 
