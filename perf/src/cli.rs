@@ -13,7 +13,8 @@ use uuid::Uuid;
 use crate::access::Pattern;
 use crate::load::Limit;
 use crate::session::SessionParams;
-use crate::units::{Cpus, parse_cpus, parse_size, parse_target, parse_time};
+use crate::units::{parse_size, parse_target, parse_time};
+use addax_engine::cpus::{Cpus, parse_cpus};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -173,7 +174,8 @@ pub enum Unwritten {
 pub struct VerifyArgs {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Write log; made when it does not exist, continued when it does.
+    /// Write log; made when it does not exist, continued when it does. Takes 8 bytes of memory for each 4 KiB of the
+    /// volume (128 MiB for 64 GiB) and is compacted when it has grown beyond 64 MiB and twice its compacted size.
     #[arg(long, value_name = "FILE")]
     pub log: PathBuf,
     /// Phases to run.

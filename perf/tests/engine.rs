@@ -77,11 +77,16 @@ fn target_process() {
 
 impl Target {
     fn start(image: &Path, port: u16) -> Self {
+        let began = Instant::now();
+        // The kernel lets go of what a killed process had in io_uring some time after the process is gone.
+        while TcpListener::bind(("127.0.0.1", port)).is_err() {
+            assert!(began.elapsed() < PATIENCE, "the port stays taken");
+            thread::sleep(Duration::from_millis(5));
+        }
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "target_process", "--nocapture"]).stdout(Stdio::null());
         let child = command.env(SERVE, format!("{port} {}", image.display())).spawn().unwrap();
         let target = Self(child);
-        let began = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(began.elapsed() < PATIENCE, "the target does not listen");
             thread::sleep(Duration::from_millis(5));
@@ -137,8 +142,12 @@ impl Bench {
         command
     }
 
+    fn spawn(&self, words: &[&str]) -> Running {
+        Running(Some(self.command(words).stdout(Stdio::piped()).spawn().unwrap()))
+    }
+
     fn run(&self, words: &[&str]) -> (i32, Value) {
-        finish(self.command(words).stdout(Stdio::piped()).spawn().unwrap())
+        finish(self.spawn(words))
     }
 
     fn read(&self, unit: u64) -> Vec<u8> {
@@ -162,8 +171,28 @@ impl Bench {
     }
 }
 
-fn finish(child: Child) -> (i32, Value) {
-    let output = child.wait_with_output().unwrap();
+/// A program that does not outlive a failed test.
+struct Running(Option<Child>);
+
+impl Running {
+    fn kill(mut self) {
+        let mut child = self.0.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn finish(mut running: Running) -> (i32, Value) {
+    let output = running.0.take().unwrap().wait_with_output().unwrap();
     let report = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
     (output.status.code().unwrap_or(-1), report)
 }
@@ -232,7 +261,7 @@ fn another_copy_is_checked_with_the_same_log() {
 #[test]
 fn a_target_that_restarts_costs_a_pause_and_no_error() {
     let mut bench = Bench::new();
-    let child = bench.command(&["verify", "--size", "8M", "--mix", "20"]).stdout(Stdio::piped()).spawn().unwrap();
+    let child = bench.spawn(&["verify", "--size", "8M", "--mix", "20"]);
     for round in 1..=2 {
         bench.wait_for_log(512 + round * 12_000);
         bench.restart_target();
@@ -251,10 +280,9 @@ fn a_verifier_that_is_killed_goes_on_from_its_log() {
     let bench = Bench::new();
     let mut size = 0;
     for round in 0..3 {
-        let mut child = bench.command(&["verify", "--time", "1h", "--phase", "write"]).spawn().unwrap();
+        let child = bench.spawn(&["verify", "--time", "1h", "--phase", "write"]);
         bench.wait_for_log(size + 6_000);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        child.kill();
         size = std::fs::metadata(bench.log()).unwrap().len();
         let (code, report) = bench.run(&["verify", "--phase", "check", "--settle", "200ms"]);
         assert_eq!(code, 0, "round {round}: {report:#}");
@@ -282,7 +310,7 @@ fn failures_have_codes() {
 fn a_target_that_stays_away_ends_in_errors() {
     let mut bench = Bench::new();
     let words = ["verify", "--time", "1h", "--ctrl-loss-timeout", "300ms"];
-    let child = bench.command(&words).stdout(Stdio::piped()).spawn().unwrap();
+    let child = bench.spawn(&words);
     bench.wait_for_log(4_000);
     drop(bench.target.take());
     let (code, report) = finish(child);
