@@ -1,5 +1,5 @@
-//! What `save_config` keeps of the target, in SPDK's order: options, transport, then each subsystem with its hosts,
-//! namespaces and listeners; referrals last.
+//! What `save_config` keeps of the target, in SPDK's order: options, transport, then each subsystem with its hosts
+//! and namespaces, then all listeners (so that hosts find everything at once), referrals last.
 
 use serde_json::{Value, json};
 
@@ -25,6 +25,9 @@ pub fn register(methods: &mut Methods) {
         entries.extend(target.transport().map(|t| entry("nvmf_create_transport", t.config())));
         for subsystem in target.subsystems().iter().filter(|s| !s.is_deleting()) {
             save_subsystem(subsystem, &mut entries);
+        }
+        for subsystem in target.subsystems().iter().filter(|s| !s.is_deleting()) {
+            save_listeners(subsystem, &mut entries);
         }
         entries.extend(target.referrals().iter().map(|r| {
             entry(
@@ -62,6 +65,10 @@ fn save_subsystem(subsystem: &Subsystem, entries: &mut Vec<Entry>) {
         let ana = subsystem.config.ana_reporting;
         entries.extend(all.values().map(|n| entry("nvmf_subsystem_add_ns", namespace_params(nqn, n, ana))));
     });
+}
+
+fn save_listeners(subsystem: &Subsystem, entries: &mut Vec<Entry>) {
+    let nqn = subsystem.nqn().as_str();
     let mut listeners = subsystem.listeners();
     listeners.reverse();
     for listener in listeners {
