@@ -15,6 +15,7 @@
 
 pub mod app;
 pub mod bdev;
+pub mod cpus;
 pub mod events;
 pub mod mirror;
 pub mod nvme;

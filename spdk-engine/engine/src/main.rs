@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 
 use addax_engine::app::{App, Options, Phase};
+use addax_engine::cpus::{Cpus, parse_cpus};
 use addax_engine::rpc::config::Config;
 use addax_engine::rpc::framework::{InitGate, LOG_LEVELS, Logging};
 use addax_engine::rpc::server::Server;
@@ -56,50 +57,6 @@ struct Args {
     /// Trace group mask of SPDK's command line; without effect.
     #[arg(short = 'e', long = "tpoint-group", hide = true)]
     _tpoint_group: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Cpus(Vec<u32>);
-
-const CPUS_ALLOWED: &str = "a mask like 0x3, or a list like [0,2-3], of processors below 1024";
-
-fn parse_cpus(text: &str) -> Result<Cpus, String> {
-    let cpus = if let Some(list) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
-        parse_list(list)
-    } else {
-        parse_mask(text.trim_start_matches("0x").trim_start_matches("0X"))
-    };
-    match cpus {
-        Some(cpus) if !cpus.is_empty() => Ok(Cpus(cpus)),
-        _ => Err(format!("{text:?} is not allowed: {CPUS_ALLOWED}")),
-    }
-}
-
-fn parse_list(list: &str) -> Option<Vec<u32>> {
-    let mut cpus = Vec::new();
-    for part in list.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last || last >= 1024 {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    cpus.sort_unstable();
-    cpus.dedup();
-    Some(cpus)
-}
-
-fn parse_mask(hex: &str) -> Option<Vec<u32>> {
-    if hex.len() > 256 {
-        return None;
-    }
-    let mut cpus = Vec::new();
-    for (place, digit) in hex.chars().rev().enumerate() {
-        let bits = digit.to_digit(16)?;
-        cpus.extend((0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| place as u32 * 4 + bit));
-    }
-    Some(cpus)
 }
 
 fn parse_level(text: &str) -> Result<String, String> {
@@ -258,15 +215,6 @@ async fn bring_up(app: &App, args: &Args, config: Option<Config>) -> Result<(), 
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn masks_and_lists_name_processors() {
-        assert_eq!(parse_cpus("0x5").unwrap(), Cpus(vec![0, 2]));
-        assert_eq!(parse_cpus("[0,2-3]").unwrap(), Cpus(vec![0, 2, 3]));
-        for bad in ["0", "", "0xg", "[]", "[3-1]", "[9999]"] {
-            assert!(parse_cpus(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn the_command_line_is_sound() {
