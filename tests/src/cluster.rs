@@ -215,6 +215,40 @@ impl LocalCluster {
         end_all(|| self.node_processes(node))
     }
 
+    /// Sends a signal to processes, in their order.
+    ///
+    /// # Errors
+    /// When one has ended.
+    pub fn signal(pids: &[Pid], signal: Signal) -> Result<()> {
+        pids.iter().try_for_each(|pid| kill(*pid, signal).with_context(|| format!("{signal} to {pid}")))
+    }
+
+    /// Waits until the API server answers.
+    ///
+    /// # Errors
+    /// With what the last try printed.
+    pub fn wait_api(&self) -> Result<()> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.cli(&["volume", "ls"]) {
+                Err(error) if Instant::now() > until => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+                Ok(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Whether the images of all copies are equal; the volume must be detached.
+    ///
+    /// # Errors
+    /// When they cannot be read, or are not as many as asked for.
+    pub fn equal_images(&self, copies: usize) -> Result<bool> {
+        let images = self.images()?;
+        ensure!(images.len() == copies, "{} copies instead of {copies}", images.len());
+        let all = images.iter().map(fs::read).collect::<std::io::Result<Vec<Vec<u8>>>>()?;
+        Ok(all.windows(2).all(|pair| pair[0] == pair[1]))
+    }
+
     /// Starts a single program of the cluster: `apiserver`, or `agent` or `manager` of a node.
     ///
     /// # Errors
@@ -237,7 +271,7 @@ impl LocalCluster {
     ///
     /// # Errors
     /// When the folders cannot be read.
-    pub fn images(&self) -> Result<Vec<PathBuf>> {
+    fn images(&self) -> Result<Vec<PathBuf>> {
         let mut images = Vec::new();
         for node in 1..=self.nodes {
             let folder = self.dir().join(format!("nodes/node-{node}/disks/disk-1/replicas"));
