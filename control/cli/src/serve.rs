@@ -16,7 +16,8 @@ const ENGINE_MEMORY_MIB: u32 = 64;
 /// Starts logging to standard error: quiet for verbs, `info` for programs that run on; `ADDAX_LOG` overrides.
 pub fn start_logging(resident: bool) {
     use tracing_subscriber::EnvFilter;
-    let default = if resident { "info" } else { "warn" };
+    // A verb's own error tells what the client met, in one sentence.
+    let default = if resident { "info" } else { "warn,kube_client=off" };
     let filter = EnvFilter::try_from_env("ADDAX_LOG").unwrap_or_else(|_| EnvFilter::new(default));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
 }

@@ -2,6 +2,7 @@
 
 pub mod hugepages;
 pub mod node;
+mod room;
 pub mod volume;
 
 use std::time::Duration;

@@ -11,8 +11,11 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
-use super::{api, api_error, wait_until};
+use super::{api, api_error, room, wait_until};
 use crate::output::{self, Format};
+
+/// Bytes of the largest volume.
+const SIZE_MAX: i64 = 64 << 40;
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeVerb {
@@ -21,16 +24,16 @@ pub enum VolumeVerb {
     Create {
         /// Name: lower-case letters, digits and '-', at most 52.
         name: String,
-        /// Size, such as 10GiB; a multiple of 1 MiB.
-        #[arg(long, value_parser = output::parse_size, allow_hyphen_values = true)]
+        /// Size, such as 10GiB: a multiple of 1 MiB, at most 64 TiB.
+        #[arg(long, value_parser = parse_volume_size, allow_hyphen_values = true)]
         size: i64,
-        /// Number of copies.
-        #[arg(long, default_value_t = 3)]
+        /// Number of copies, 1 to 20.
+        #[arg(long, default_value_t = 3, allow_hyphen_values = true, value_parser = copies())]
         replicas: u32,
         /// Fewest copies that must have a write before it is acknowledged.
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, allow_hyphen_values = true, value_parser = copies())]
         min_in_sync: u32,
-        /// Do not wait.
+        /// Declare it even if there is no room yet, and do not wait for its copies.
         #[arg(long)]
         no_wait: bool,
     },
@@ -81,6 +84,21 @@ pub enum VolumeVerb {
     },
 }
 
+/// Sizes that a volume can have.
+fn parse_volume_size(text: &str) -> Result<i64, String> {
+    let size = output::parse_size(text)?;
+    if (addax_api::MIB..=SIZE_MAX).contains(&size) && size % addax_api::MIB == 0 {
+        Ok(size)
+    } else {
+        Err("a multiple of 1 MiB, from 1 MiB to 64 TiB, is allowed".to_owned())
+    }
+}
+
+/// Numbers of copies that a volume can have.
+fn copies() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=20)
+}
+
 fn parse_nqn(text: &str) -> Result<String, String> {
     let well_formed = text.starts_with("nqn.") && (11..=223).contains(&text.len()) && text.contains(':');
     if well_formed {
@@ -94,6 +112,14 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()
     match verb {
         VolumeVerb::Create { name, size, replicas, min_in_sync, no_wait } => {
             let spec = VolumeSpec { number_of_replicas: replicas, min_in_sync, ..VolumeSpec::with_size(size) };
+            name::validate_volume_name(&name)?;
+            if min_in_sync > replicas {
+                bail!("--min-in-sync {min_in_sync}: at most --replicas, which is {replicas}, is allowed");
+            }
+            if !no_wait {
+                require_absent(client, &name).await?;
+                room::require(client, &name, &spec).await?;
+            }
             create(client, &name, spec).await?;
             if !no_wait {
                 wait_created(client, &name, Duration::from_secs(60)).await?;
@@ -124,16 +150,16 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()
     }
 }
 
+/// Refuses the name of a volume that exists.
+async fn require_absent(client: &Client, volume: &str) -> Result<()> {
+    match api::<Volume>(client).get_opt(volume).await.map_err(api_error)? {
+        None => Ok(()),
+        Some(found) => bail!("volume {volume:?} already exists, with {}", output::bytes(found.spec.size)),
+    }
+}
+
 /// Declares a volume.
 pub async fn create(client: &Client, volume: &str, spec: VolumeSpec) -> Result<()> {
-    name::validate_volume_name(volume)?;
-    if spec.size < addax_api::MIB || spec.size % addax_api::MIB != 0 {
-        bail!("--size {}: a multiple of 1 MiB, at least 1 MiB, is allowed", spec.size);
-    }
-    let nodes = api::<addax_api::Node>(client).list(&ListParams::default()).await.map_err(api_error)?.items.len();
-    if spec.number_of_replicas as usize > nodes && !spec.replica_soft_anti_affinity {
-        bail!("--replicas {}: at most one for each of the {nodes} nodes is allowed", spec.number_of_replicas);
-    }
     let object = Volume::new(volume, spec);
     api::<Volume>(client).create(&PostParams::default(), &object).await.map_err(api_error)?;
     Ok(())
@@ -169,6 +195,9 @@ pub async fn attach(
     let found = found.with_context(|| format!("volume {volume:?} does not exist"))?;
     if api::<addax_api::Node>(client).get_opt(node).await.map_err(api_error)?.is_none() {
         bail!("node {node:?} does not exist");
+    }
+    if found.metadata.deletion_timestamp.is_some() {
+        bail!("volume {volume} is being removed");
     }
     let at = found.spec.node_id.as_str();
     if !at.is_empty() && at != node {
@@ -216,8 +245,10 @@ pub async fn detach(client: &Client, volume: &str, limit: Duration) -> Result<()
         other => drop(other.map_err(api_error)?),
     }
     wait_until(&volumes, volume, limit, "detached", |found| {
-        let state = found?.status.as_ref()?.state;
-        matches!(state, VolumeState::Detached | VolumeState::Creating).then_some(())
+        // One that was deleted while it was attached goes as soon as it is detached.
+        let Some(found) = found else { return Some(()) };
+        let state = found.status.as_ref()?.state;
+        matches!(state, VolumeState::Detached | VolumeState::Creating | VolumeState::Deleting).then_some(())
     })
     .await
 }
