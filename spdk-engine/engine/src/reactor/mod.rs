@@ -485,12 +485,14 @@ impl Reactor {
     }
 
     fn run_deferred(&self) -> bool {
-        for count in 0..BATCH {
+        // What queues itself again has its next turn after everything else had one.
+        let count = self.core.0.deferred.borrow().len().min(BATCH);
+        for _ in 0..count {
             let next = self.core.0.deferred.borrow_mut().pop_front();
-            let Some(work) = next else { return count > 0 };
+            let Some(work) = next else { break };
             work(&self.core);
         }
-        true
+        count > 0
     }
 
     fn run_completions(&self) -> bool {

@@ -82,6 +82,15 @@ pub fn register(m: &mut Methods, methods: Rc<OnceCell<Rc<Methods>>>) {
         params::none(params.as_ref(), "`framework_get_reactors`")?;
         Ok(reactors(&app))
     });
+    m.add("framework_set_scheduler", When::Always, |_, params| async move {
+        let request: SetScheduler = params::decode(params, params::invalid_parameters)?;
+        // Work stays on the core it began on: that is SPDK's static scheduler, and the only one here.
+        if request.name == "static" { Ok(json!(true)) } else { Err(RpcError::errno(libc::EINVAL)) }
+    });
+    m.add("framework_get_scheduler", When::Always, |_, params| async move {
+        params::none(params.as_ref(), "framework_get_scheduler")?;
+        Ok(json!({ "scheduler_name": "static", "scheduler_period": 0 }))
+    });
     m.add("thread_get_stats", When::Runtime, |app, params| async move {
         if params.is_some() {
             return Err(RpcError::invalid_params("'thread_get_stats' requires no arguments"));
@@ -104,6 +113,12 @@ pub fn register(m: &mut Methods, methods: Rc<OnceCell<Rc<Methods>>>) {
         let request: WaitEvents = params::decode(params, params::invalid_parameters)?;
         Ok(app.events().wait(request.after, request.timeout_ms).await)
     });
+}
+
+/// Decoded leniently, as in SPDK.
+#[derive(Deserialize)]
+struct SetScheduler {
+    name: String,
 }
 
 #[derive(Deserialize)]
