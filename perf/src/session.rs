@@ -35,7 +35,7 @@ use slab::Slab;
 /// Pause before the first attempt to reconnect, and before an I/O is sent again after an error.
 pub const BACKOFF_FIRST_NS: Nanos = 100 * NANOS_PER_MS;
 /// Longest pause between attempts.
-pub const BACKOFF_MAX_NS: Nanos = 1000 * NANOS_PER_MS;
+pub const BACKOFF_MAX_NS: Nanos = 500 * NANOS_PER_MS;
 /// How often an I/O that failed without Do Not Retry is sent again.
 pub const RETRIES_MAX: u32 = 5;
 /// Errors of attempts that are kept for the report.

@@ -311,7 +311,7 @@ fn check(allowed: &Allowed, content: &Content, rules: Rules) -> Result<Option<u3
         return Err(Class::Misplaced);
     }
     if allowed.base.seen() == 0 {
-        if let Some(verdict) = check_before_all_writes(allowed, content, rules) {
+        if let Some(verdict) = check_before_all_writes(content, rules) {
             return verdict;
         }
     } else if content.find(|p| matches!(p, Part::Stranger(..))).is_some() {
@@ -326,11 +326,11 @@ fn check(allowed: &Allowed, content: &Content, rules: Rules) -> Result<Option<u3
 }
 
 /// Units where the content from before all writes may still be. `None`: go on as usual.
-fn check_before_all_writes(allowed: &Allowed, content: &Content, rules: Rules) -> Option<Result<Option<u32>, Class>> {
+fn check_before_all_writes(content: &Content, rules: Rules) -> Option<Result<Option<u32>, Class>> {
     if content.find(|p| matches!(p, Part::Ours { .. })).is_some() {
         return None;
     }
-    if rules.unwritten_zero && allowed.last_now == 0 {
+    if rules.unwritten_zero {
         let (_, part) = content.find(|p| !matches!(p, Part::Zero))?;
         let placed = matches!(part, Part::Stranger(..) | Part::Earlier);
         return Some(Err(if placed { Class::Misplaced } else { Class::Corrupt }));

@@ -85,7 +85,11 @@ impl Bench {
 
     /// The process is killed: only the records remain.
     fn restart(&mut self) {
-        let mut model = Model::new(IDENTITY, UNITS, Rules::default());
+        self.restart_with(Rules::default());
+    }
+
+    fn restart_with(&mut self, rules: Rules) {
+        let mut model = Model::new(IDENTITY, UNITS, rules);
         for record in &self.records {
             model.apply(record).expect("the records fit");
         }
@@ -155,6 +159,30 @@ fn a_read_that_began_before_the_acknowledgement_may_return_the_old_content() {
 }
 
 #[test]
+fn a_read_during_which_a_write_came_and_went_may_return_either() {
+    let mut bench = Bench::new();
+    let old = bench.write(5, 1);
+    let tickets = [bench.model.begin_read(5, 1), bench.model.begin_read(5, 1)];
+    let new = bench.write(5, 1);
+    for (ticket, data) in tickets.iter().zip([&old, &new]) {
+        assert_eq!(bench.model.end_read(ticket, data, &mut Vec::new()), []);
+    }
+}
+
+#[test]
+fn concurrent_reads_of_a_unit_in_doubt_must_agree() {
+    let mut bench = Bench::new();
+    let old = bench.write(5, 1);
+    let write = bench.issue(5, 1);
+    bench.end(&write, false);
+    let ticket = bench.model.begin_read(5, 1);
+    assert_eq!(bench.classes(5, 1), [], "the write is not there");
+    let found = bench.model.end_read(&ticket, &write.data, &mut Vec::new());
+    assert_eq!(found[0].fault.class, Class::Resurrected);
+    assert_eq!(bench.model.end_read(&ticket, &old, &mut Vec::new()), []);
+}
+
+#[test]
 fn sectors_of_two_writes_are_torn() {
     for sector in 1..8 {
         let mut bench = Bench::new();
@@ -208,6 +236,19 @@ fn settled_units_are_whole_whatever_the_device_promises() {
     bench.write(7, 1);
     let at = Bench::at(7);
     bench.disk[at..at + 512].copy_from_slice(&old[..512]);
+    assert_eq!(bench.classes(7, 1), [(7, Class::Torn)]);
+}
+
+#[test]
+fn pieces_must_be_of_writes_that_are_allowed() {
+    let mut bench = Bench::with_rules(Rules { atomic_bytes: 512, ..Rules::default() });
+    let lost = bench.write(7, 1);
+    bench.write(7, 1);
+    let write = bench.issue(7, 1);
+    let at = Bench::at(7);
+    bench.disk[at..at + 512].copy_from_slice(&write.data[..512]);
+    assert_eq!(bench.classes(7, 1), []);
+    bench.disk[at + 512..at + 1024].copy_from_slice(&lost[512..1024]);
     assert_eq!(bench.classes(7, 1), [(7, Class::Torn)]);
 }
 
@@ -274,6 +315,9 @@ fn unwritten_units_must_be_zero_where_that_was_asked_for() {
     assert_eq!(bench.classes(0, UNITS as u16), []);
     bench.disk[Bench::at(2) + 77] = 1;
     assert_eq!(bench.classes(0, UNITS as u16), [(2, Class::Corrupt)]);
+    bench.issue(5, 1);
+    bench.disk[Bench::at(5)..Bench::at(6)].fill(7);
+    assert_eq!(bench.classes(5, 1), [(5, Class::Corrupt)], "neither zeroes nor the write in flight");
 }
 
 #[test]
@@ -341,11 +385,32 @@ fn a_whole_io_is_torn_only_where_it_is_promised_to_be_atomic() {
 }
 
 #[test]
-fn a_unit_written_again_does_not_tear_the_larger_io() {
-    let mut bench = Bench::with_rules(Rules { atomic_bytes: 16384, ..Rules::default() });
-    bench.write(8, 4);
-    bench.write(9, 1);
+fn an_io_larger_than_what_is_promised_may_be_torn_between_units() {
+    let mut bench = Bench::with_rules(Rules { atomic_bytes: 8192, ..Rules::default() });
+    let write = bench.issue(8, 4);
+    bench.apply(&write);
+    bench.disk[Bench::at(9)..Bench::at(10)].fill(0);
+    bench.end(&write, false);
     assert_eq!(bench.classes(8, 4), []);
+}
+
+#[test]
+fn a_unit_written_again_does_not_tear_the_larger_io() {
+    let rules = Rules { atomic_bytes: 16384, ..Rules::default() };
+    for compacted in [false, true] {
+        let mut bench = Bench::with_rules(rules);
+        bench.write(8, 4);
+        bench.write(9, 1);
+        assert_eq!(bench.classes(8, 4), []);
+        if compacted {
+            bench.records.clear();
+            bench.model.snapshot(|record| bench.records.push(record));
+        }
+        // I/Os of a later run are later, too.
+        bench.restart_with(rules);
+        bench.write(10, 1);
+        assert_eq!(bench.classes(8, 4), [], "compacted: {compacted}");
+    }
 }
 
 #[test]
@@ -603,6 +668,13 @@ fn a_log_cut_off_anywhere_loses_only_what_was_cut_off() {
         assert_eq!(opened.dropped_bytes as usize, (len - 512) % RECORD_BYTES);
         let kept = (len - 512) / RECORD_BYTES;
         assert_eq!(opened.model.state(1).acked(), u32::from(kept >= 4), "{kept} of {records} records");
+        // What is appended follows what was kept.
+        let Opened { mut log, mut model, .. } = opened;
+        let run = model.run();
+        log.push(&model.begin_run());
+        log.flush(&model).unwrap();
+        drop(log);
+        assert_eq!(open(&path).unwrap().model.run(), run + 1);
     }
 }
 
