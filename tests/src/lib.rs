@@ -7,6 +7,7 @@ pub mod cluster;
 pub mod engine;
 pub mod guest;
 pub mod kube;
+pub mod kubectl;
 pub mod programs;
 pub mod python;
 pub mod spdk;
