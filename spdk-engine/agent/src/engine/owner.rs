@@ -534,13 +534,20 @@ impl Owner {
     /// A replica knows a newer epoch. The mirror may never notice: with all its legs refused it waits for ever (rule 12).
     /// The arbiter's word counts.
     async fn check_superseded(&mut self) {
-        let Phase::Open(open) = &self.phase else { return };
+        if self.is_superseded().await {
+            self.end("a replica and the arbiter know a newer epoch").await;
+        }
+    }
+
+    /// Whether the arbiter knows a newer epoch than that of the mirror which runs here. No, if it cannot be asked.
+    async fn is_superseded(&self) -> bool {
+        let Phase::Open(open) = &self.phase else { return false };
         match self.context.arbiter.read(&self.wish.volume).await {
-            Ok(record) if record.epoch.0 > open.identity.epoch => {
-                self.end("a replica and the arbiter know a newer epoch").await;
+            Ok(record) => record.epoch.0 > open.identity.epoch,
+            Err(error) => {
+                tracing::warn!(volume = %self.wish.volume, %error, "cannot ask the arbiter for the epoch");
+                false
             }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(volume = %self.wish.volume, %error, "cannot ask the arbiter for the epoch"),
         }
     }
 
@@ -720,7 +727,13 @@ impl Owner {
 
     async fn close(&mut self) -> Result<(), AgentError> {
         let closed = || Phase::Lost("closed".to_owned());
+        let superseded = self.is_superseded().await;
         match &mut self.phase {
+            Phase::Open(open) if superseded => {
+                // It can acknowledge nothing and swap nothing any more: draining would only make its hosts wait.
+                open.stop_swaps.cancel();
+                self.phase = closed();
+            }
             Phase::Opening(opening) => {
                 opening.task.abort();
                 // What the opening made is removed below, when it has really ended.

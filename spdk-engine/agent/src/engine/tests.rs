@@ -285,6 +285,20 @@ async fn a_swap_against_a_newer_epoch_ends_the_engine_and_it_stays_ended() {
 }
 
 #[tokio::test]
+async fn an_engine_that_was_superseded_is_stopped_without_a_drain_that_cannot_end() {
+    let cluster = cluster(2).await;
+    cluster.open(0).await;
+    cluster.open(1).await;
+    let stopped = cluster.nodes[0].services.engines.stop("v").await.unwrap();
+    assert_eq!(stopped.state(), pb::State::Stopped);
+    let record = cluster.arbiter.get("v").unwrap();
+    assert_eq!((record.epoch.0, record.clean), (2, false));
+    let state = cluster.nodes[0].plane.state.lock().unwrap();
+    assert!(state.called("mirror_close").is_empty());
+    assert!(state.mirrors.is_empty() && !state.subsystems.contains_key("nqn.2026-11.io.addax:volume:v"));
+}
+
+#[tokio::test]
 async fn a_restarted_data_plane_reopens_by_itself_with_a_new_epoch() {
     let mut cluster = cluster(3).await;
     let first = cluster.open(0).await;
