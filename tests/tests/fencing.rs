@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use e2e::cluster::{Load, LocalCluster, Target};
 use nix::sys::signal::Signal;
@@ -22,6 +22,15 @@ fn in_sync(volume: &Value) -> usize {
     record(volume)["inSync"].as_array().map_or(0, Vec::len)
 }
 
+/// Says when what was reached.
+struct Timeline(Instant);
+
+impl Timeline {
+    fn tell(&self, what: &str) {
+        println!("{:6.2} s  {what}", self.0.elapsed().as_secs_f64());
+    }
+}
+
 /// Writes so much and wants it to go well.
 fn write(target: &Target, log: &Path, size: &str, more: &[&str]) {
     let args = [&["--phase", "write", "--rw", "randwrite", "--bs", "16k", "--size", size], more].concat();
@@ -32,6 +41,7 @@ fn write(target: &Target, log: &Path, size: &str, more: &[&str]) {
 #[test]
 fn a_copy_that_missed_acknowledged_writes_serves_nobody_even_when_it_is_alone() {
     let cluster = LocalCluster::up(3).unwrap();
+    let timeline = Timeline(Instant::now());
     cluster.create("away", 64).unwrap();
     let target = cluster.attach("away", "node-1", 60).unwrap();
     cluster.wait_healthy("away", 3).unwrap();
@@ -41,6 +51,7 @@ fn a_copy_that_missed_acknowledged_writes_serves_nobody_even_when_it_is_alone() 
     cluster.kill_node("node-2").unwrap();
     write(&target, &log, "32M", &[]);
     let before = cluster.wait("away", "without node-2's copy", |found| in_sync(found) == 2).unwrap();
+    timeline.tell("written without node-2");
     cluster.kill_all(|_| {}).unwrap();
 
     cluster.start("apiserver", None).unwrap();
@@ -48,6 +59,7 @@ fn a_copy_that_missed_acknowledged_writes_serves_nobody_even_when_it_is_alone() 
     cluster.start("manager", Some("node-2")).unwrap();
     cluster.wait_api().unwrap();
     cluster.cli(&["volume", "detach", "away", "--timeout", "60"]).unwrap();
+    timeline.tell("node-2 is alone; detached from the dead node");
     let refused = cluster.attach("away", "node-2", 15).unwrap_err().to_string();
     assert!(refused.contains("not attached within"), "{refused}");
     let alone = cluster.volume("away").unwrap();
@@ -60,15 +72,19 @@ fn a_copy_that_missed_acknowledged_writes_serves_nobody_even_when_it_is_alone() 
     let there = Target { address: target.address.replace("127.0.0.1", "127.0.0.2"), ..target };
     let done = there.verify(&log, &["--phase", "check", "--written-only", "--bs", "64k"]).unwrap().finish().unwrap();
     assert_eq!(done.code, Some(3), "the volume is served: {done:#?}");
+    timeline.tell("refused");
 
     cluster.up_again().unwrap();
     let served = cluster.attach("away", "node-2", 60).unwrap();
     assert_eq!(served.address, there.address);
     served.check(&log, &[]).unwrap();
+    timeline.tell("all are up; attached to node-2 and read back");
     cluster.wait_healthy("away", 3).unwrap();
+    timeline.tell("healthy");
     served.check(&log, &[]).unwrap();
     cluster.cli(&["volume", "detach", "away"]).unwrap();
     assert!(cluster.equal_images(3).unwrap(), "the copies differ");
+    timeline.tell("read back, detached, and all copies are equal");
 }
 
 /// Queue depth of the host that stays with the old engine.
@@ -89,6 +105,7 @@ fn write_on(target: &Target, log: &Path, region: [&str; 2]) -> Load {
 #[test]
 fn an_engine_that_slept_through_its_replacement_acknowledges_nothing() {
     let cluster = LocalCluster::up(3).unwrap();
+    let timeline = Timeline(Instant::now());
     cluster.create("asleep", 64).unwrap();
     let old = cluster.attach("asleep", "node-1", 60).unwrap();
     let before = cluster.wait_healthy("asleep", 3).unwrap();
@@ -103,17 +120,20 @@ fn an_engine_that_slept_through_its_replacement_acknowledges_nothing() {
     LocalCluster::signal(&[engine], Signal::SIGSTOP).unwrap();
     LocalCluster::signal(&others, Signal::SIGSTOP).unwrap();
     cluster.cli(&["volume", "detach", "asleep", "--timeout", "60"]).unwrap();
+    timeline.tell("node-1 is asleep; detached from it");
     let written = length();
     assert!(written > 4096, "nothing was written before");
     let new = cluster.attach("asleep", "node-2", 60).unwrap();
     assert_ne!(new.address, old.address);
     let taken = cluster.volume("asleep").unwrap();
     assert!(record(&taken)["epoch"].as_u64() > record(&before)["epoch"].as_u64(), "{taken:#}");
+    timeline.tell("attached to node-2");
     write(&new, &log_b, "48M", &["--offset", "16M", "--range", "48M"]);
     assert!(a.is_running(), "the host of the old engine has ended too early: {:#?}", a.finish());
     assert_eq!(length(), written, "a stopped engine has answered");
 
     LocalCluster::signal(&[engine], Signal::SIGCONT).unwrap();
+    timeline.tell("written through node-2; the old engine wakes");
     let short = ["--io-timeout", "2s", "--ctrl-loss-timeout", "3s", "--max-errors", "1"];
     let writes = ["--phase", "write", "--rw", "randwrite", "--time", "5s", "--offset", "48M", "--range", "16M"];
     let c = old.verify(&log_c, &[&writes[..], &short].concat()).unwrap().finish().unwrap();
@@ -126,7 +146,9 @@ fn an_engine_that_slept_through_its_replacement_acknowledges_nothing() {
     println!("the log of the old engine's host has grown by {told} bytes since that woke");
     assert!(told <= 2 * DEPTH * RECORD_BYTES, "the old engine goes on: {told} bytes more in the log");
     LocalCluster::signal(&others, Signal::SIGCONT).unwrap();
+    timeline.tell("its agent and manager wake");
     let a = a.finish().unwrap();
+    timeline.tell("its host has ended");
     println!("the host of the old engine: {:?} {}{}", a.code, a.errors, a.report["write"]["write"]);
     assert_eq!(a.code, Some(3), "{a:#?}");
     assert_eq!(a.report["mismatches_total"], 0, "{a:#?}");
@@ -136,13 +158,16 @@ fn an_engine_that_slept_through_its_replacement_acknowledges_nothing() {
         new.check(&log_b, &["--offset", "16M", "--range", "48M"]).unwrap();
     };
     check();
+    timeline.tell("read back");
     cluster.wait_healthy("asleep", 3).unwrap();
+    timeline.tell("healthy");
     check();
     let end = cluster.volume("asleep").unwrap();
     assert_eq!(end["status"]["currentNodeID"], "node-2", "{end:#}");
     assert_eq!(record(&end)["engineInstance"], record(&taken)["engineInstance"], "{end:#}");
     cluster.cli(&["volume", "detach", "asleep"]).unwrap();
     assert!(cluster.equal_images(3).unwrap(), "the copies differ");
+    timeline.tell("read back, detached, and all copies are equal");
 }
 
 /// Upper bound of one record of a write log.
