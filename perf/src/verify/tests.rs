@@ -399,7 +399,9 @@ fn a_unit_written_again_does_not_tear_the_larger_io() {
     let rules = Rules { atomic_bytes: 16384, ..Rules::default() };
     for compacted in [false, true] {
         let mut bench = Bench::with_rules(rules);
-        bench.write(8, 4);
+        for _ in 0..3 {
+            bench.write(8, 4);
+        }
         bench.write(9, 1);
         assert_eq!(bench.classes(8, 4), []);
         if compacted {
