@@ -126,18 +126,9 @@ impl Engine {
     /// Calls a method.
     ///
     /// # Errors
-    /// The engine's error as `code message`, or what kept the call from being made.
+    /// As [`rpc_at`].
     pub fn rpc(&self, method: &str, params: Value) -> Result<Value> {
-        let mut request = json!({"jsonrpc": "2.0", "id": 1, "method": method});
-        if !params.is_null() {
-            request["params"] = params;
-        }
-        let answer = self.raw(request.to_string().as_bytes())?;
-        let answer: Value = serde_json::from_slice(&answer).context("the answer is not JSON")?;
-        match answer.get("error") {
-            Some(error) => bail!("{} {}", error["code"], error["message"].as_str().unwrap_or_default()),
-            None => Ok(answer["result"].clone()),
-        }
+        rpc_at(&self.socket(), method, params)
     }
 
     /// Sends bytes, ends the writing side, and gives back all that comes.
@@ -145,13 +136,7 @@ impl Engine {
     /// # Errors
     /// When the socket fails.
     pub fn raw(&self, bytes: &[u8]) -> Result<Vec<u8>> {
-        let mut stream = UnixStream::connect(self.socket())?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.write_all(bytes)?;
-        stream.shutdown(std::net::Shutdown::Write)?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)?;
-        Ok(answer)
+        raw_at(&self.socket(), bytes)
     }
 
     /// Exports a device as `nqn` on a port of 127.0.0.1, to any host.
@@ -176,4 +161,31 @@ impl Drop for Engine {
         // Fails only for a process that has ended already.
         let _ = self.kill();
     }
+}
+
+/// Calls a method of the data plane at a socket.
+///
+/// # Errors
+/// The data plane's error as `code message`, or what kept the call from being made.
+pub fn rpc_at(socket: &Path, method: &str, params: Value) -> Result<Value> {
+    let mut request = json!({"jsonrpc": "2.0", "id": 1, "method": method});
+    if !params.is_null() {
+        request["params"] = params;
+    }
+    let answer = raw_at(socket, request.to_string().as_bytes())?;
+    let answer: Value = serde_json::from_slice(&answer).context("the answer is not JSON")?;
+    match answer.get("error") {
+        Some(error) => bail!("{} {}", error["code"], error["message"].as_str().unwrap_or_default()),
+        None => Ok(answer["result"].clone()),
+    }
+}
+
+fn raw_at(socket: &Path, bytes: &[u8]) -> Result<Vec<u8>> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.write_all(bytes)?;
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    Ok(answer)
 }

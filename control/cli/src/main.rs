@@ -130,7 +130,7 @@ async fn run(cli: Cli) -> Result<()> {
         }
         Command::Down { delete } => cluster::down(&layout?, delete),
         Command::Volume { verb } => {
-            verbs::volume::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output).await
+            verbs::volume::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output, cli.quiet).await
         }
         Command::Node { verb } => {
             verbs::node::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output).await

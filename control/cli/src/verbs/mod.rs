@@ -42,6 +42,17 @@ where
     }
 }
 
+/// A line on the terminal that shows what is waited for; nothing where there is no terminal.
+pub fn progress(quiet: bool, text: String) -> indicatif::ProgressBar {
+    let bar = if quiet { indicatif::ProgressBar::hidden() } else { indicatif::ProgressBar::new_spinner() };
+    if let Ok(style) = indicatif::ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    bar.set_message(text);
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
 /// The typed API of Addax's namespace.
 pub fn api<K>(client: &Client) -> Api<K>
 where

@@ -11,7 +11,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
-use super::{api, api_error, room, wait_until};
+use super::{api, api_error, progress, room, wait_until};
 use crate::output::{self, Format};
 
 /// Bytes of the largest volume.
@@ -108,7 +108,7 @@ fn parse_nqn(text: &str) -> Result<String, String> {
     }
 }
 
-pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()> {
+pub async fn run(client: &Client, verb: VolumeVerb, format: Format, quiet: bool) -> Result<()> {
     match verb {
         VolumeVerb::Create { name, size, replicas, min_in_sync, no_wait } => {
             let spec = VolumeSpec { number_of_replicas: replicas, min_in_sync, ..VolumeSpec::with_size(size) };
@@ -122,7 +122,9 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()
             }
             create(client, &name, spec).await?;
             if !no_wait {
+                let bar = progress(quiet, format!("{name}: its {replicas} replicas are being made"));
                 wait_created(client, &name, Duration::from_secs(60)).await?;
+                bar.finish_and_clear();
             }
             print_one(client, &name, format).await
         }
@@ -133,19 +135,29 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format) -> Result<()
         VolumeVerb::Show { name } => show(client, &name, format).await,
         VolumeVerb::Attach { name, node, host_nqn, timeout } => {
             let limit = Duration::from_secs(timeout);
+            let bar = progress(quiet, format!("{name}: being attached to {node}"));
             let endpoint = attach(client, &name, &node, &host_nqn, limit).await?;
+            bar.finish_and_clear();
             match format {
                 Format::Table => print_connect(&endpoint, &host_nqn),
                 _ => output::print(format, &[], &[endpoint], |_| Vec::new())?,
             }
             Ok(())
         }
-        VolumeVerb::Detach { name, timeout } => detach(client, &name, Duration::from_secs(timeout)).await,
+        VolumeVerb::Detach { name, timeout } => {
+            let bar = progress(quiet, format!("{name}: being detached"));
+            detach(client, &name, Duration::from_secs(timeout)).await?;
+            bar.finish_and_clear();
+            Ok(())
+        }
         VolumeVerb::Rm { name, yes, timeout } => {
             if !yes && !confirm(&name)? {
                 bail!("{name}: not removed");
             }
-            remove(client, &name, Duration::from_secs(timeout)).await
+            let bar = progress(quiet, format!("{name}: being removed with its data"));
+            remove(client, &name, Duration::from_secs(timeout)).await?;
+            bar.finish_and_clear();
+            Ok(())
         }
     }
 }
