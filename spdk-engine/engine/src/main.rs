@@ -1,6 +1,7 @@
 //! `addax-engine`: the data plane's process, with the options of `spdk_tgt` that people use.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -88,7 +89,9 @@ fn start_logging(args: &Args) -> Reload {
     use tracing_subscriber::util::SubscriberInitExt;
     let first = tracing_subscriber::EnvFilter::new(filter(&args.log_level, &args.logflag));
     let (layer, handle) = reload::Layer::new(first);
-    let text = (!args.log_json).then(|| tracing_subscriber::fmt::layer().with_writer(std::io::stderr));
+    let colours = std::io::stderr().is_terminal();
+    let text =
+        (!args.log_json).then(|| tracing_subscriber::fmt::layer().with_ansi(colours).with_writer(std::io::stderr));
     let json = args.log_json.then(|| tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr));
     tracing_subscriber::registry().with(layer).with(text).with(json).init();
     handle
@@ -134,6 +137,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// What outlives the reactors.
+#[derive(Default)]
+struct Process {
+    /// The RPC socket.
+    server: RefCell<Option<Server>>,
+    /// Whether the start failed.
+    failed: Cell<bool>,
+}
+
 fn start(args: Args, reload: Reload) -> Result<ExitCode, String> {
     let config = args.config.as_deref().map(Config::read).transpose()?;
     let pool = pool(&args)?;
@@ -144,10 +156,12 @@ fn start(args: Args, reload: Reload) -> Result<ExitCode, String> {
     };
     block_signals()?;
     let start = StartConfig { cpus: args.cpumask.0.clone(), pool, options, pin: true };
-    let failed: Rc<std::cell::Cell<bool>> = Rc::default();
-    let failed_inside = Rc::clone(&failed);
-    run(start, move |app| init(&app, args, config, reload, failed_inside)).map_err(|e| format!("start: {e}"))?;
-    Ok(if failed.get() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let process = Rc::new(Process::default());
+    let inside = Rc::clone(&process);
+    run(start, move |app| init(&app, args, config, reload, inside)).map_err(|e| format!("start: {e}"))?;
+    // Nobody is to find a socket that nobody serves.
+    drop(process.server.take());
+    Ok(if process.failed.get() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// SIGTERM and SIGINT are taken by a thread of their own and become a message to the control core.
@@ -158,7 +172,7 @@ fn block_signals() -> Result<(), String> {
     set.thread_block().map_err(|e| format!("signals: {e}"))
 }
 
-fn init(app: &App, args: Args, config: Option<Config>, reload: Reload, failed: Rc<std::cell::Cell<bool>>) {
+fn init(app: &App, args: Args, config: Option<Config>, reload: Reload, process: Rc<Process>) {
     let control = app.core().peers()[0].mail.clone();
     let waiter = std::thread::Builder::new().name("signals".into()).spawn(move || {
         let mut set = nix::sys::signal::SigSet::empty();
@@ -179,22 +193,19 @@ fn init(app: &App, args: Args, config: Option<Config>, reload: Reload, failed: R
     }));
     let app_in_task = app.clone();
     app.core().spawn(async move {
-        if let Err(error) = bring_up(&app_in_task, &args, config).await {
+        if let Err(error) = bring_up(&app_in_task, &args, config, &process).await {
             eprintln!("addax-engine: {error}");
-            failed.set(true);
+            process.failed.set(true);
             app_in_task.core().stop();
         }
     });
 }
 
-/// The RPC socket, kept for the life of the process.
-struct Running(std::cell::RefCell<Option<Server>>);
-
-async fn bring_up(app: &App, args: &Args, config: Option<Config>) -> Result<(), String> {
+async fn bring_up(app: &App, args: &Args, config: Option<Config>, process: &Process) -> Result<(), String> {
     let methods = all_methods();
     let server = Server::start(app.clone(), Rc::clone(&methods), &args.rpc_socket)
         .map_err(|e| format!("RPC socket {}: {e}", args.rpc_socket.display()))?;
-    *app.module(|| Running(std::cell::RefCell::new(None))).0.borrow_mut() = Some(server);
+    *process.server.borrow_mut() = Some(server);
     let gate = app.module(InitGate::default);
     if let Some(config) = &config {
         config.replay(app, &methods).await?;
