@@ -31,6 +31,8 @@ const VOLUME: &str = "demo";
 const HOST: &str = "nqn.2026-11.io.addax:host:demo";
 /// A check of everything, what was never written included, in large reads.
 const CHECK: [&str; 4] = ["--phase", "check", "--bs", "64k"];
+/// Pauses that are told of a phase.
+const PAUSES_SHOWN: usize = 4;
 /// How long each wait may take.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -328,14 +330,21 @@ fn report_lines(report: &Value) -> Vec<String> {
             "{phase} phase: {} I/O errors, {} reconnects, {} I/Os sent again",
             load["errors"], load["reconnects"], load["retries"]
         ));
-        for pause in load["pauses"].as_array().into_iter().flatten() {
-            let (at, length) = (pause["start_s"].as_f64().unwrap_or(0.0), pause["length_s"].as_f64().unwrap_or(0.0));
-            lines.push(format!("{phase} phase: pause of {length:.2} s, {at:.2} s into it"));
-        }
+        lines.extend(pause_line(load).map(|line| format!("{phase} phase: {line}")));
     }
-    let written = report["written_bytes"].as_i64().unwrap_or(0);
-    lines.push(format!("{} ever written; mismatches: {}", bytes(written), report["mismatches_total"]));
+    lines.push(format!("mismatches: {}", report["mismatches_total"]));
     lines
+}
+
+/// The longest times without an answer, longest first.
+fn pause_line(load: &Value) -> Option<String> {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let all = load["pauses"].as_array()?;
+    let mut pauses: Vec<(f64, f64)> = all.iter().map(|p| (number(&p["length_s"]), number(&p["start_s"]))).collect();
+    pauses.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let longest: Vec<String> =
+        pauses.iter().take(PAUSES_SHOWN).map(|(length, start)| format!("{length:.2} s (at {start:.2} s)")).collect();
+    (!longest.is_empty()).then(|| format!("{} pauses over 0.1 s, the longest {}", pauses.len(), longest.join(", ")))
 }
 
 fn rate(side: &Value) -> String {
