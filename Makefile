@@ -3,7 +3,7 @@ CARGO ?= cargo
 SEEDS ?= 0..2000
 SECONDS ?= 60
 
-.PHONY: help setup build demo test lint fmt docs guest k8s sim fuzz
+.PHONY: help setup build programs demo test lint fmt docs guest k8s sim fuzz
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
@@ -17,7 +17,10 @@ build: ## the three programs, under target/release
 demo: build ## the main job end to end on this machine, cleaned up afterwards
 	target/release/addax demo
 
-test: setup build ## everything the project can show about itself on one machine
+programs: # the three programs as the tests build them: dependencies are shared with the tests' own build
+	$(CARGO) build -p addax -p addax-engine -p addax-perf
+
+test: setup programs ## everything the project can show about itself on one machine
 	$(CARGO) test --workspace --exclude e2e
 	$(CARGO) run --release -p engine-sim -- --seeds $(SEEDS)
 	$(CARGO) test -p e2e -- --test-threads=1
@@ -34,10 +37,10 @@ fmt: ## format the sources
 docs: ## the API documentation, under target/doc
 	$(CARGO) doc --workspace --no-deps
 
-guest: setup build ## the real-Linux-kernel tests alone
+guest: setup programs ## the real-Linux-kernel tests alone
 	$(CARGO) test -p e2e --test 'guest*' -- --test-threads=1
 
-k8s: setup build ## the suites on a real kube-apiserver alone
+k8s: setup programs ## the suites on a real kube-apiserver alone
 	$(CARGO) test -p e2e --test 'k8s*' -- --test-threads=1
 
 sim: ## the mirror's simulator over SEEDS (make sim SEEDS=0..20000)
