@@ -1,15 +1,15 @@
 //! A local cluster as a user runs it: `addax up` in a folder of its own, verbs by the command line, `addax-perf` as the
 //! host, and signals to everything or to one node.
 //!
-//! *Invariants.* One cluster at a time in a test program, since all of them use the same loopback addresses. Dropped, it
-//! leaves no process and no file behind, also when the test has failed.
+//! *Invariants.* One cluster at a time on a machine, by a lock in the folder for temporary files: all of them use the same
+//! loopback addresses, and while one is down another must not take its ports. Dropped, it leaves no process and no file
+//! behind, also when the test has failed.
 //!
 //! *When things fail.* Errors carry the output of the command, and [`LocalCluster::logs`] the end of every log.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -26,15 +26,14 @@ pub const HOST: &str = "nqn.2026-11.io.addax:host:e2e";
 /// How long anything may take that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 /// A local cluster in a temporary folder.
 #[derive(Debug)]
 pub struct LocalCluster {
     folder: TempDir,
     nodes: u32,
     port: u16,
-    _turn: MutexGuard<'static, ()>,
+    /// Locked; the lock goes with the file.
+    _turn: File,
 }
 
 impl LocalCluster {
@@ -43,7 +42,8 @@ impl LocalCluster {
     /// # Errors
     /// When a program is not built or `addax up` fails.
     pub fn up(nodes: u32) -> Result<Self> {
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = File::create(std::env::temp_dir().join("addax-e2e.lock"))?;
+        turn.lock()?;
         // Below the range from which the kernel takes ports of its own, and another one for every test program.
         let port = 12_000 + u16::try_from(std::process::id() % 10_000)?;
         let folder = tempfile::Builder::new().prefix("addax-e2e-").tempdir()?;
