@@ -6,6 +6,7 @@
 //! that. Dropping a target kills it.
 
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,9 +26,15 @@ const MEMORY_MIB: u32 = 512;
 
 const DISK_UUID: &str = "0f1c6e0e-63b2-4c0c-8f8b-3a7a2d7c9e55";
 
-/// The built SPDK tree to test against, if there is one.
+/// The built SPDK tree to test against, if there is one. If not, says on stderr that a test is skipped, also where the
+/// test harness captures what tests print.
 pub fn tree() -> Option<PathBuf> {
-    std::env::var_os("SPDK_DIR").map(PathBuf::from)
+    let tree = std::env::var_os("SPDK_DIR").map(PathBuf::from);
+    if tree.is_none() {
+        // Who has closed stderr wants to read nothing.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: a test against a stock SPDK, because SPDK_DIR is not set");
+    }
+    tree
 }
 
 /// A port of 127.0.0.1 that is free now.

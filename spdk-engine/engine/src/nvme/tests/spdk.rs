@@ -30,7 +30,9 @@ impl Spdk {
     /// Starts it; none where there is no SPDK.
     fn start() -> Option<Self> {
         let Some(root) = std::env::var_os("SPDK_DIR") else {
-            eprintln!("SKIPPED: SPDK_DIR is not set, so nothing is tested against a stock spdk_tgt");
+            let text = "SKIPPED: SPDK_DIR is not set, so nothing is tested against a stock spdk_tgt";
+            // Past the capture of the test harness, so that it is seen.
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{text}\n").as_bytes());
             return None;
         };
         let binary = PathBuf::from(root).join("build/bin/spdk_tgt");
