@@ -82,7 +82,7 @@ pub async fn run(args: DemoArgs) -> Result<()> {
 }
 
 async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<()> {
-    let options = UpOptions { nodes: 3, data_port: 4420, quiet: true };
+    let options = UpOptions { nodes: Some(3), data_port: 4420, quiet: true };
     let cluster = cluster::up(layout, &options).await?;
     let client = cluster::client(layout).await?;
     timeline.tell("3 nodes are ready, each with its own address, manager, agent and engine");

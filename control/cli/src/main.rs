@@ -43,9 +43,10 @@ enum Command {
     /// Start a cluster of several nodes on this machine, or what is missing of it.
     #[command(after_help = "Example: addax up --nodes 3")]
     Up {
-        /// Number of nodes; node n has the address 127.0.0.n.
-        #[arg(long, default_value_t = 3)]
-        nodes: u32,
+        /// Number of nodes: 3 for a new cluster unless given, what it has for one that is there. Node n has the address
+        /// 127.0.0.n.
+        #[arg(long)]
+        nodes: Option<u32>,
         /// First NVMe/TCP port to try.
         #[arg(long, default_value_t = 4420)]
         port: u16,
@@ -152,6 +153,7 @@ async fn client(layout: &Layout, kubeconfig: Option<&std::path::Path>) -> Result
         Some(path) => cluster::client_from(kube::config::Kubeconfig::read_from(path)?).await,
         None => {
             layout.require()?;
+            cluster::require_running(layout)?;
             cluster::client(layout).await
         }
     }

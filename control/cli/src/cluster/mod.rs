@@ -26,10 +26,14 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// Patience with a process that was asked to end. A data plane closes its volumes in that time.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
+/// Nodes of a new cluster.
+const NODES_DEFAULT: u32 = 3;
+
 /// What `up` was asked for.
 #[derive(Debug, Clone)]
 pub struct UpOptions {
-    pub nodes: u32,
+    /// Number of nodes; what the cluster has already, or [`NODES_DEFAULT`], unless given.
+    pub nodes: Option<u32>,
     pub data_port: u16,
     pub quiet: bool,
 }
@@ -37,16 +41,14 @@ pub struct UpOptions {
 /// Starts what is missing of the cluster in `layout`, and waits until it is ready.
 pub async fn up(layout: &Layout, options: &UpOptions) -> Result<Cluster> {
     let cluster = match layout.load()? {
-        Some(cluster) if cluster.nodes.len() as u32 != options.nodes => {
-            bail!(
-                "the cluster in {} has {} nodes: --nodes {} is not allowed for it",
-                layout.dir().display(),
-                cluster.nodes.len(),
-                options.nodes
-            )
+        Some(cluster) => {
+            let (dir, nodes) = (layout.dir().display(), cluster.nodes.len());
+            if let Some(wanted) = options.nodes.filter(|wanted| *wanted as usize != nodes) {
+                bail!("the cluster in {dir} has {nodes} nodes: --nodes {wanted} is not allowed for it");
+            }
+            cluster
         }
-        Some(cluster) => cluster,
-        None => Cluster::plan(options.nodes, options.data_port)?,
+        None => Cluster::plan(options.nodes.unwrap_or(NODES_DEFAULT), options.data_port)?,
     };
     layout.save(&cluster)?;
     ensure_certificates(layout, &cluster)?;
@@ -150,6 +152,15 @@ fn node_command(layout: &Layout, role: &str, node: &NodeLayout) -> Result<Comman
     let mut command = Command::new(this_program()?);
     command.arg(role).arg("--dir").arg(layout.dir()).arg("--node").arg(&node.name);
     Ok(command)
+}
+
+/// Refuses a cluster whose API server does not run, and says what to do.
+pub fn require_running(layout: &Layout) -> Result<()> {
+    let dir = layout.dir().display();
+    match daemon(layout, "apiserver").pid() {
+        Some(_) => Ok(()),
+        None => bail!("the cluster in {dir} is not up: `addax up --dir {dir}` starts it"),
+    }
 }
 
 /// A client of the cluster's API, as the administrator.
