@@ -14,8 +14,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use addax_api::setting::STORAGE_MINIMAL_AVAILABLE_PERCENTAGE;
+use addax_api::{Setting, SettingSpec};
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use kube::api::PostParams;
 use kube::{Api, Client};
 
 use self::layout::{Cluster, Layout, NodeLayout};
@@ -26,6 +29,8 @@ const READY_DEADLINE: Duration = Duration::from_secs(60);
 /// Patience with a process that was asked to end. A data plane closes its volumes in that time.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 
+/// Percentage of the disk that new replicas leave free in a local cluster.
+const MINIMAL_AVAILABLE_PERCENTAGE: &str = "1";
 /// Nodes of a new cluster.
 const NODES_DEFAULT: u32 = 3;
 
@@ -58,6 +63,7 @@ pub async fn up(layout: &Layout, options: &UpOptions) -> Result<Cluster> {
     api.start(api_command(layout)?)?;
     let client = client(layout).await?;
     wait_for(&progress, &api, "the API server", || api_answers(client.clone())).await?;
+    share_disk(&client).await?;
     for node in &cluster.nodes {
         progress.set_message(format!("node {}", node.name));
         daemon(layout, &format!("{}-agent", node.name)).start(node_command(layout, "agent", node)?)?;
@@ -70,6 +76,19 @@ pub async fn up(layout: &Layout, options: &UpOptions) -> Result<Cluster> {
     }
     progress.finish_and_clear();
     Ok(cluster)
+}
+
+/// The nodes of a local cluster share a disk with everything else on the machine, which is often nearly full: a share of
+/// it to stay free, good on a disk of a node's own, would refuse the smallest volume. Comes before the managers, who leave
+/// a setting that is there alone; so does this.
+async fn share_disk(client: &Client) -> Result<()> {
+    let spec = SettingSpec { value: MINIMAL_AVAILABLE_PERCENTAGE.to_owned() };
+    let setting = Setting::new(STORAGE_MINIMAL_AVAILABLE_PERCENTAGE, spec);
+    let settings: Api<Setting> = Api::namespaced(client.clone(), addax_api::NAMESPACE);
+    match settings.create(&PostParams::default(), &setting).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        made => made.map(drop).context("set what must stay free on disks"),
+    }
 }
 
 /// Ends all processes of the cluster: managers, agents with their data planes, API server.
