@@ -21,7 +21,7 @@ programs: # the three programs as the tests build them: dependencies are shared 
 	$(CARGO) build -p addax -p addax-engine -p addax-perf
 
 test: setup programs ## everything the project can show about itself on one machine
-	$(CARGO) test --workspace --exclude e2e
+	ADDAX_ENGINE=$${CARGO_TARGET_DIR:-$(CURDIR)/target}/debug/addax-engine $(CARGO) test --workspace --exclude e2e
 	$(CARGO) run --release -p engine-sim -- --seeds $(SEEDS)
 	$(CARGO) test -p e2e -- --test-threads=1
 
@@ -29,7 +29,7 @@ lint: ## formatting, clippy, licences and sources, generated files
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) deny --log-level error check bans licenses sources
-
+	$(CARGO) test -p addax-api --test schema
 
 fmt: ## format the sources
 	$(CARGO) fmt --all

@@ -12,6 +12,8 @@ need nvme nvme-cli
 need mke2fs e2fsprogs
 need fio fio
 need openssl openssl
+need python3 python3
+python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 need xz xz-utils
 # The guest's shell must not need libraries, so another build of the same program will not do.
 dpkg-query -W -f '${Status}' busybox-static 2>/dev/null | grep -q 'ok installed' ||

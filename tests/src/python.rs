@@ -1,4 +1,4 @@
-//! SPDK's own Python client (`spdk` on PyPI), unmodified, in a virtual environment that is made once and kept.
+//! SPDK's own Python client (`spdk` on PyPI), unmodified, in a folder that is filled once and kept.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,14 +8,14 @@ use anyhow::{Context, Result, bail};
 use crate::guest::image::cached;
 
 /// The release of the client that the tests are written for.
-const CLIENT: &str = "spdk";
+const CLIENT: &str = "spdk==26.9";
 
-/// The interpreter of an environment that has the client.
+/// The folder that has the client.
 ///
 /// # Errors
-/// When the environment cannot be made.
-pub fn interpreter() -> Result<PathBuf> {
-    let environment = cached("python-spdk", |folder| {
+/// When it cannot be installed.
+pub fn client_folder() -> Result<PathBuf> {
+    cached(&format!("python-{CLIENT}"), |folder| {
         let run = |command: &mut Command| -> Result<()> {
             let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
             if !output.status.success() {
@@ -23,10 +23,8 @@ pub fn interpreter() -> Result<PathBuf> {
             }
             Ok(())
         };
-        // Copies, not links into the folder's final place, are what survives its renaming.
         run(Command::new("python3").args(["-m", "pip", "install", "--quiet", "--target"]).arg(folder).arg(CLIENT))
-    })?;
-    Ok(environment)
+    })
 }
 
 /// Runs a script with the client importable.
@@ -35,7 +33,7 @@ pub fn interpreter() -> Result<PathBuf> {
 /// When the script fails; with what it printed.
 pub fn run(script: &str, args: &[&str]) -> Result<String> {
     let output = Command::new("python3")
-        .env("PYTHONPATH", interpreter()?)
+        .env("PYTHONPATH", client_folder()?)
         .arg("-c")
         .arg(script)
         .args(args)

@@ -5,13 +5,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use e2e::cluster::{LocalCluster, cpu_ticks, program_name};
 use nix::unistd::{SysconfVar, sysconf};
 
 const PERIOD: Duration = Duration::from_secs(10);
-const BOUND_PERCENT: f64 = 25.0;
+const BOUND_PERCENT: f64 = 12.0;
 
 #[test]
 fn an_idle_cluster_with_an_attached_volume_hardly_uses_a_processor() {
@@ -35,6 +36,7 @@ fn an_idle_cluster_with_an_attached_volume_hardly_uses_a_processor() {
         println!("{:5.1} %  {}", percent(ticks - before[pid]), program_name(*pid));
     }
     let all = percent(after.values().sum::<u64>() - before.values().sum::<u64>());
-    println!("{all:5.1} %  of one processor in all");
+    // Past the capture of the test harness: the figure is the point.
+    let _ = writeln!(std::io::stderr(), "an idle cluster takes {all:.1} % of one processor");
     assert!(all < BOUND_PERCENT, "{all:.1} % of one processor, at most {BOUND_PERCENT} % are allowed");
 }

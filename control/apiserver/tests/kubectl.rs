@@ -34,7 +34,9 @@ impl Kubectl {
 
     async fn with_arguments(arguments: Vec<String>) -> Option<Self> {
         if Command::new("kubectl").args(["version", "--client"]).output().await.is_err() {
-            eprintln!("SKIPPED: kubectl is not installed");
+            // Past the capture of the test harness, so that it is seen.
+            let _ =
+                std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("SKIPPED: kubectl is not installed\n"));
             return None;
         }
         Some(Self { home: tempfile::tempdir().unwrap(), arguments })

@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use addax_api::volume::Robustness;
@@ -21,6 +21,8 @@ use kube::api::ListParams;
 use kube::{Client, ResourceExt};
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::layout::{Cluster, Layout};
 use crate::cluster::{self, UpOptions};
@@ -31,6 +33,8 @@ const VOLUME: &str = "demo";
 const HOST: &str = "nqn.2026-11.io.addax:host:demo";
 /// A check of everything, what was never written included, in large reads.
 const CHECK: [&str; 4] = ["--phase", "check", "--bs", "64k"];
+/// How long each phase of a load may take, on a slow machine as well.
+const LOAD_DEADLINE: Duration = Duration::from_secs(600);
 /// Pauses that are told of a phase.
 const PAUSES_SHOWN: usize = 4;
 /// How long each wait may take.
@@ -64,15 +68,17 @@ pub async fn run(args: DemoArgs) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("addax-demo-{}", std::process::id()));
     let layout = Layout::new(Some(dir.clone()))?;
     let timeline = Timeline { start: Instant::now() };
+    let mut ended = signal(SignalKind::terminate())?;
     let result = tokio::select! {
         result = play(&layout, &args, &timeline) => result,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = ended.recv() => Err(anyhow::anyhow!("ended by a signal")),
     };
     if result.is_err() {
         show_logs(&layout);
     }
     let cleaned = cluster::down(&layout, !args.keep);
-    let left = cluster::processes_with_argument(&dir.to_string_lossy());
+    let left = cluster::processes_of_folder(&dir.to_string_lossy());
     result?;
     cleaned?;
     ensure!(left.is_empty(), "processes are left: {left:?}");
@@ -99,21 +105,20 @@ async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<(
     let write = ["--phase", "write", "--rw", "randrw", "--mix", "30", "--bs", "16k", "--size", &size];
     let mut load = perf(&target, &endpoint.nqn, &log, &write)?;
     under_load(&client, &cluster, layout, &mut load, timeline).await?;
-    let report = finish(load, "writes under load")?;
+    let report = finish(load, "writes under load").await?;
     tell_report(timeline, "written, with reads verified in between", &report);
     ensure!(report["write"]["write"]["bytes"].as_i64() >= Some(args.write), "less was written than was asked for");
 
     wait_healthy(&client).await?;
     timeline.tell("rebuilt and healthy: all 3 replicas are in sync");
     let again = perf(&target, &endpoint.nqn, &log, &CHECK)?;
-    tell_report(timeline, "read back", &finish(again, "read-back")?);
+    tell_report(timeline, "read back", &finish(again, "read-back").await?);
     volume::detach(&client, VOLUME, PATIENCE).await?;
     timeline.tell("detached: drained, flushed, recorded as clean");
 
     let files = replica_files(&client, layout).await?;
     cluster::down(layout, false)?;
-    check_replicas(layout, &files, &log, timeline)?;
-    Ok(())
+    check_replicas(layout, &files, &log, timeline).await
 }
 
 /// Kills a replica's engine, then the attached node's, while the load runs.
@@ -194,13 +199,15 @@ fn perf(target: &str, nqn: &str, log: &Path, more: &[&str]) -> Result<Child> {
         .args(more)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .kill_on_drop(true)
         .spawn()
         .context("start addax-perf")?;
     Ok(child)
 }
 
-fn finish(child: Child, what: &str) -> Result<Value> {
-    let output = child.wait_with_output()?;
+async fn finish(child: Child, what: &str) -> Result<Value> {
+    let output = tokio::time::timeout(LOAD_DEADLINE, child.wait_with_output()).await;
+    let output = output.with_context(|| format!("{what}: no end within {} s", LOAD_DEADLINE.as_secs()))??;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
         bail!("{what} failed ({}):\n{text}", output.status);
@@ -230,7 +237,7 @@ async fn replica_files(client: &Client, layout: &Layout) -> Result<Vec<(String, 
 }
 
 /// Serves each replica by itself and verifies it, then compares all of them byte by byte.
-fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path, timeline: &Timeline) -> Result<()> {
+async fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path, timeline: &Timeline) -> Result<()> {
     let port = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.local_addr()?.port()
@@ -243,11 +250,11 @@ fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path, time
         .args(["--no-huge", "-s", "64", "-c"])
         .arg(&config)
         .stdin(Stdio::null())
+        .kill_on_drop(true)
         .spawn()
         .context("start addax-engine")?;
-    let checked = check_each(files, log, port, timeline);
-    let _ = engine.kill();
-    let _ = engine.wait();
+    let checked = check_each(files, log, port, timeline).await;
+    let _ = engine.kill().await;
     checked?;
     let first = &files[0];
     for other in &files[1..] {
@@ -257,15 +264,15 @@ fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path, time
     Ok(())
 }
 
-fn check_each(files: &[(String, PathBuf)], log: &Path, port: u16, timeline: &Timeline) -> Result<()> {
+async fn check_each(files: &[(String, PathBuf)], log: &Path, port: u16, timeline: &Timeline) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
         ensure!(Instant::now() < until, "the replicas are not served in time");
-        std::thread::sleep(Duration::from_millis(20));
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     for (name, _) in files {
         let nqn = addax_api::nqn::replica_nqn(name);
-        let report = finish(perf(&format!("127.0.0.1:{port}"), &nqn, log, &CHECK)?, name)?;
+        let report = finish(perf(&format!("127.0.0.1:{port}"), &nqn, log, &CHECK)?, name).await?;
         tell_report(timeline, &format!("{name}, read by itself"), &report);
     }
     Ok(())

@@ -20,7 +20,11 @@ use tonic::transport::Channel;
 fn spdk_dir() -> Option<PathBuf> {
     let dir = std::env::var_os("SPDK_DIR").map(PathBuf::from).filter(|dir| dir.join("build/bin/spdk_tgt").exists());
     if dir.is_none() {
-        eprintln!("SKIPPED: SPDK_DIR does not name a built SPDK tree; no real replica node was tested");
+        // Past the capture of the test harness, so that it is seen.
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!("SKIPPED: SPDK_DIR does not name a built SPDK tree; no real replica node was tested\n"),
+        );
     }
     dir
 }
@@ -28,7 +32,13 @@ fn spdk_dir() -> Option<PathBuf> {
 fn addax_engine() -> Option<PathBuf> {
     let program = std::env::var_os("ADDAX_ENGINE").map(PathBuf::from).filter(|program| program.exists());
     if program.is_none() {
-        eprintln!("SKIPPED: ADDAX_ENGINE does not name a program; addax-engine was not tested as a replica node");
+        // Past the capture of the test harness, so that it is seen.
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!(
+                "SKIPPED: ADDAX_ENGINE does not name a program; addax-engine was not tested as a replica node\n"
+            ),
+        );
     }
     program
 }

@@ -119,26 +119,27 @@ fn stop_data_plane(layout: &Layout, node: &NodeLayout) -> Result<()> {
     let socket = layout.engine_socket(&node.name);
     let socket_text = socket.to_string_lossy().into_owned();
     for pid in processes_with_argument(&socket_text) {
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        let until = std::time::Instant::now() + STOP_PATIENCE;
-        while std::path::Path::new(&format!("/proc/{pid}")).exists() {
-            process::reap();
-            if std::time::Instant::now() > until {
-                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        process::end(pid, STOP_PATIENCE).with_context(|| format!("the data plane of {}", node.name))?;
     }
     Ok(())
 }
 
 /// Live processes that were started with `argument`.
 pub fn processes_with_argument(argument: &str) -> Vec<nix::unistd::Pid> {
+    processes(|arg| arg == argument.as_bytes())
+}
+
+/// Live processes that were started with an argument that names `folder` or something in it.
+pub fn processes_of_folder(folder: &str) -> Vec<nix::unistd::Pid> {
+    processes(|arg| arg.starts_with(folder.as_bytes()))
+}
+
+fn processes(matches: impl Fn(&[u8]) -> bool) -> Vec<nix::unistd::Pid> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
     pids.filter(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split(|b| *b == 0).any(|arg| arg == argument.as_bytes())
+        line.split(|b| *b == 0).any(&matches)
     })
     .map(nix::unistd::Pid::from_raw)
     .collect()

@@ -72,7 +72,6 @@ pub struct Registry {
     slots: RefCell<BTreeMap<String, Slot>>,
     next: Cell<u64>,
     watchers: RefCell<Vec<Rc<dyn Fn(&Arc<Entry>)>>>,
-    gone: RefCell<Vec<Rc<dyn Fn(&str)>>>,
 }
 
 impl std::fmt::Debug for Registry {
@@ -114,12 +113,7 @@ impl Registry {
     /// An empty registry.
     #[must_use]
     pub fn new() -> Rc<Self> {
-        Rc::new(Self {
-            slots: RefCell::default(),
-            next: Cell::new(0),
-            watchers: RefCell::default(),
-            gone: RefCell::default(),
-        })
+        Rc::new(Self { slots: RefCell::default(), next: Cell::new(0), watchers: RefCell::default() })
     }
 
     /// Adds a device. `aliases` need not contain the UUID.
@@ -217,11 +211,6 @@ impl Registry {
         self.watchers.borrow_mut().push(Rc::new(watcher));
     }
 
-    /// Calls `watcher` with the name of every device that has left.
-    pub fn watch_gone(&self, watcher: impl Fn(&str) + 'static) {
-        self.gone.borrow_mut().push(Rc::new(watcher));
-    }
-
     /// Tells the openers that the device has another size.
     pub fn resized(&self, name: &str) {
         self.tell(name, BdevEvent::Resized);
@@ -257,12 +246,7 @@ impl Registry {
                 tracing::error!(bdev = key, "openers did not let go in time; the device is removed under them");
             }
         }
-        if self.slots.borrow_mut().remove(&key).is_some() {
-            let gone = self.gone.borrow().clone();
-            for watcher in gone {
-                watcher(&key);
-            }
-        }
+        self.slots.borrow_mut().remove(&key);
         Ok(())
     }
 

@@ -1,5 +1,9 @@
 //! Messages between cores: the only way one core asks something of another.
 //!
+//! *Bounds.* A mailbox has no limit of its own: a reactor must never block in a send. What is in it is bounded by what
+//! senders may have outstanding: the queue slots of their connections (one message each way per I/O), the requests that
+//! the RPC server lets run, and one wake per task.
+//!
 //! *Invariants.* Messages from one sender arrive in order. A message is never lost; a core that has stopped drops its
 //! mail, and a waiting [`super::Core::call`] then resolves to `None`.
 

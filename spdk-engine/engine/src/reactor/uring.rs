@@ -7,7 +7,7 @@
 //! *Invariants.* User data carries the caller's token with the kind in the top byte. A multishot poll that the kernel
 //! ended is armed again. The submission queue is flushed when full and before each sleep.
 //!
-//! *When things fail.* A ring that cannot be made is an error at start. A failed enter other than EINTR/EAGAIN/EBUSY
+//! *When things fail.* A ring that cannot be made is an error at start. A failed enter other than EINTR/EAGAIN/EBUSY/ENOMEM (asked again)
 //! is a broken invariant and ends the process.
 #![allow(unsafe_code)]
 
@@ -139,7 +139,7 @@ impl UringDriver {
         };
         if let Err(error) = result {
             match error.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME) => {}
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOMEM | libc::ETIME) => {}
                 _ => panic!("io_uring_enter failed: {error}"),
             }
         }
