@@ -170,5 +170,5 @@ fn an_engine_that_slept_through_its_replacement_acknowledges_nothing() {
     timeline.tell("read back, detached, and all copies are equal");
 }
 
-/// Upper bound of one record of a write log.
-const RECORD_BYTES: u64 = 64;
+/// Bytes of one record of a write log.
+const RECORD_BYTES: u64 = 24;
