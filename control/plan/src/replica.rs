@@ -181,6 +181,12 @@ impl Pass<'_> {
             let message = format!("its data can be removed only when node {node} answers again");
             return Removal::Blocked("NodeDown", message);
         }
+        let seen = self.agent().and_then(|agent| agent.replicas.get(self.name));
+        let unrecorded = volume.status.as_ref().is_none_or(|status| status.config.is_none());
+        if unrecorded && !is_being_deleted_for_good(volume) && seen.is_some_and(|replica| !replica.fresh) {
+            // Data without a record: only an operator knows what it is worth (rule 22).
+            return Removal::Keep;
+        }
         Removal::Remove(volume)
     }
 }

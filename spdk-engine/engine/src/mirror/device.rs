@@ -32,6 +32,9 @@ use crate::reactor::{CONTROL, Core};
 /// How long the agent may take to answer a swap before it counts as unknown.
 pub const SWAP_DEADLINE_NS: Nanos = 15 * NANOS_PER_S;
 
+/// Tag of an I/O whose outcome nobody waits for.
+const NO_RUN: u64 = u64::MAX;
+
 /// The mirrors whose home is this core, by name.
 #[derive(Default)]
 pub struct Table(RefCell<HashMap<String, Rc<Device>>>);
@@ -99,6 +102,8 @@ pub struct Device {
     hosts: RefCell<Slab<Io>>,
     legs: RefCell<HashMap<LegId, Leg>>,
     runs: RefCell<Slab<LegRun>>,
+    /// One per slot of the core, made at its first use and kept: a window's data lives here between its read and its
+    /// writes, whatever else joins or leaves meanwhile.
     copy_buffers: RefCell<HashMap<CopySlot, BufSlice>>,
     swap: RefCell<Option<PendingSwap>>,
     wake: Cell<Option<TimerId>>,
@@ -171,10 +176,25 @@ impl Device {
         }
     }
 
-    /// Adds a connected replica that is to be rebuilt.
-    pub fn add_leg(self: &Rc<Self>, core: &Core, leg: LegId, replica: mirror_core::ReplicaId, local: bool, chan: Chan) {
+    /// Adds a connected replica that is to be rebuilt, under the first free number from `first` on (so that a number is
+    /// not used again soon); false when all are taken.
+    pub fn add_leg(
+        self: &Rc<Self>,
+        core: &Core,
+        first: u32,
+        replica: mirror_core::ReplicaId,
+        local: bool,
+        chan: Chan,
+    ) -> bool {
+        let count = mirror_core::LEGS_MAX as u32;
+        let free = (0..count).map(|n| LegId((first + n) % count)).find(|leg| !self.legs.borrow().contains_key(leg));
+        let Some(leg) = free else {
+            chan.close(core);
+            return false;
+        };
         self.attach(core, leg, replica.to_string(), chan, "rebuilding");
         self.input(core, Input::AddLeg { leg, replica, local });
+        true
     }
 
     /// Takes a replica out in order.
@@ -338,6 +358,15 @@ impl Device {
         chan.submit(core, Io::new(op, lba, u64::from(blocks), bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
     }
 
+    /// Ends the session of a leg; whatever follows is told as changes of its path.
+    fn reset_leg(self: &Rc<Self>, core: &Core, leg: LegId) {
+        let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
+        if let Some(chan) = chan {
+            let sink = Rc::clone(self) as Rc<dyn IoSink>;
+            chan.submit(core, Io::new(IoOp::Reset, 0, 0, Bufs::new(), sink, NO_RUN));
+        }
+    }
+
     fn host_bufs(&self, id: HostId) -> Bufs {
         self.hosts.borrow().get(id.0 as usize).map(|io| io.bufs.clone()).unwrap_or_default()
     }
@@ -421,9 +450,6 @@ impl Device {
             }
         };
         drop(legs);
-        if matches!(event, Event::Joined { .. }) {
-            self.copy_buffers.borrow_mut().clear();
-        }
         if let Some(fields) = fields {
             tracing::info!(mirror = self.name, %fields, "leg event");
             self.event(core, "leg", fields);
@@ -452,7 +478,13 @@ impl IoSink for Device {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         let run = self.runs.borrow_mut().try_remove(tag as usize);
         if let Some(LegRun { leg, io }) = run {
-            self.input(core, Input::LegDone { leg, io, result: leg_result(status) });
+            let result = leg_result(status);
+            if result == Err(LegError::Gone) && !status.is(Status::HOST_PATHING_ERROR) {
+                // Said by the other side while the session lives: a session that is trusted no more has to end, so that
+                // its end and its successor are told, and the leg is not waited for in vain.
+                self.reset_leg(core, leg);
+            }
+            self.input(core, Input::LegDone { leg, io, result });
         }
     }
 }

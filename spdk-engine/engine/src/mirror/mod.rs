@@ -315,15 +315,14 @@ async fn add_leg(app: &App, params: Option<Value>) -> RpcResult {
     let desc = claim(app, &leg, &request.name, mirror.block_size, size_bytes)?;
     let base = Arc::clone(desc.entry());
     mirror.claims.borrow_mut().insert(request.replica.clone(), desc);
-    // Numbers go round below the most legs there can be; the core refuses one that is still in use.
-    let number = mirror.next_leg.get() % mirror_core::LEGS_MAX as u32;
-    mirror.next_leg.set(mirror.next_leg.get() + 1);
+    let first = mirror.next_leg.get();
+    mirror.next_leg.set((first + 1) % mirror_core::LEGS_MAX as u32);
     let name = request.name.clone();
     let added = app.core().call(mirror.home, move |core| -> Result<(), String> {
         let device = Table::find(core, &name).ok_or("the mirror is gone")?;
         let chan = base.open(core).map_err(|e| e.to_string())?;
-        device.add_leg(core, LegId(number), replica, request.local, chan);
-        Ok(())
+        let added = device.add_leg(core, first, replica, request.local, chan);
+        added.then_some(()).ok_or_else(|| format!("the mirror has {} legs already", mirror_core::LEGS_MAX))
     });
     match added.await {
         Some(Ok(())) => Ok(json!(true)),

@@ -34,6 +34,8 @@ use crate::reactor::timer::TimerId;
 pub const CONNECT_NS: Nanos = 10_000 * NANOS_PER_MS;
 /// How long a Connect waits for what older connections of the host still execute.
 const SETTLE_NS: Nanos = 8_000 * NANOS_PER_MS;
+/// How host names of engines begin.
+const ENGINE_HOST_PREFIX: &str = "nqn.2026-11.io.addax:engine:";
 /// After what time a queue number that is in use is looked at again.
 const DUPLICATE_RETRY_NS: Nanos = NANOS_PER_MS;
 
@@ -304,6 +306,13 @@ fn check_sqsize(request: &Request, depth: u16) -> Result<(), Completion> {
 
 /// Waits until everything has completed that older connections of the same host to the subsystem had brought in.
 async fn settle_older(core: &Core, subsystem: &Subsystem, request: &Request) -> Result<(), Completion> {
+    if request.host.starts_with(ENGINE_HOST_PREFIX) {
+        // An engine has one session per replica (rule 13): what its older ones still have on the way, in the network too,
+        // must not arrive after a write of the new one.
+        let same = |c: &Controller| c.host() == &*request.host;
+        let ended = subsystem.end_controllers(core, SETTLE_NS, same).await;
+        return ended.map_err(|_| Status::CONNECT_CONTROLLER_BUSY.into());
+    }
     let same_host = |c: &Rc<Controller>| c.host() == &*request.host && c.hostid() == request.data.hostid;
     let older: Vec<Rc<Controller>> = subsystem.controllers().into_iter().filter(same_host).collect();
     let settle = |queue: QueueRef| core.call_async(queue.core, move |core| poll_group::settle(core, queue.key));

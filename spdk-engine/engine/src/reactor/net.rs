@@ -112,6 +112,8 @@ impl Net for KernelNet {
         }
         let stream = TcpStream::from(fd);
         tune(&stream);
+        // A session that is closed must be over: no write of it may still leave the kernel's buffer afterwards.
+        let _ = s::setsockopt(&stream, s::sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
         Ok(Box::new(stream))
     }
 }
