@@ -94,6 +94,10 @@ async fn share_disk(client: &Client) -> Result<()> {
 /// Ends all processes of the cluster: managers, agents with their data planes, API server.
 pub fn down(layout: &Layout, delete: bool) -> Result<()> {
     if let Some(cluster) = layout.load()? {
+        // All are asked at once, so that they end at the same time.
+        for role in ["manager", "agent"] {
+            cluster.nodes.iter().for_each(|n| daemon(layout, &format!("{}-{role}", n.name)).ask_to_end());
+        }
         for node in &cluster.nodes {
             daemon(layout, &format!("{}-manager", node.name)).stop(STOP_PATIENCE)?;
         }

@@ -79,6 +79,13 @@ impl Daemon {
         Ok(())
     }
 
+    /// Asks it to end, and does not wait.
+    pub fn ask_to_end(&self) {
+        if let Some(pid) = self.pid() {
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+    }
+
     /// Asks it to end, then ends it.
     pub fn stop(&self, patience: Duration) -> Result<()> {
         let Some(pid) = self.pid() else {

@@ -70,7 +70,8 @@ impl FileBdev {
         let block_size = params.block_size.unwrap_or(file.alignment_bytes.max(512));
         let num_blocks = blocks_of(file.size_bytes, block_size)?;
         let readonly = matches!(flavour, Flavour::Aio { readonly: true, .. });
-        let discards = matches!(flavour, Flavour::Uring | Flavour::Aio { fallocate: true, .. });
+        // Without it zeroes are written, by the layer above: slower, and right.
+        let discards = matches!(flavour, Flavour::Uring | Flavour::Aio { fallocate: true, .. }) && file.punches_holes;
         let info = BdevInfo {
             name: params.name,
             product_name: if flavour == Flavour::Uring { "URING bdev" } else { "AIO disk" },

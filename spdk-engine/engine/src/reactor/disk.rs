@@ -29,6 +29,8 @@ pub struct DiskFile {
     pub alignment_bytes: u32,
     /// Whether it is a block device.
     pub is_block_device: bool,
+    /// Whether ranges can be freed so that they read as zeroes ([`DiskVerb::PunchHole`]).
+    pub punches_holes: bool,
 }
 
 #[derive(Debug)]
@@ -52,18 +54,26 @@ impl DiskFile {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let size_bytes = if is_block_device { block_device_size(file.as_raw_fd())? } else { meta.len() };
+        let punches_holes = readonly || punches_holes(&file, size_bytes);
         Ok(Arc::new(Self {
             handle: Handle::Fd(file.into()),
             size_bytes,
             alignment_bytes: if direct { 512 } else { 1 },
             is_block_device,
+            punches_holes,
         }))
     }
 
     /// A file that exists only in a simulator's disk, which knows it by `id`.
     #[must_use]
     pub fn simulated(id: u64, size_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { handle: Handle::Simulated(id), size_bytes, alignment_bytes: 512, is_block_device: false })
+        Arc::new(Self {
+            handle: Handle::Simulated(id),
+            size_bytes,
+            alignment_bytes: 512,
+            is_block_device: false,
+            punches_holes: true,
+        })
     }
 
     /// The descriptor; the simulator's id for a simulated file.
@@ -74,6 +84,14 @@ impl DiskFile {
             Handle::Simulated(id) => RawFd::try_from(*id).unwrap_or(-1),
         }
     }
+}
+
+/// Asked beyond the end, where there is nothing to free: only whether it could be done comes back.
+fn punches_holes(file: &std::fs::File, size_bytes: u64) -> bool {
+    use nix::fcntl::{FallocateFlags, fallocate};
+    let (Ok(end), flags) = (i64::try_from(size_bytes), FallocateFlags::FALLOC_FL_PUNCH_HOLE) else { return false };
+    let answer = fallocate(file, flags | FallocateFlags::FALLOC_FL_KEEP_SIZE, end, 4096);
+    answer != Err(nix::errno::Errno::EOPNOTSUPP)
 }
 
 fn block_device_size(fd: RawFd) -> io::Result<u64> {
