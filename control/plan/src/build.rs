@@ -12,6 +12,7 @@ use addax_api::{
     VolumeAttachmentSpec, VolumeConfig, VolumeSpec, condition, name, nqn,
 };
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -329,6 +330,11 @@ pub(crate) fn replica(name: &str, volume: &str) -> ReplicaBuilder {
     };
     let mut replica = Replica::new(name, spec);
     replica.metadata = meta(name);
+    replica.metadata.owner_references = Some(vec![OwnerReference {
+        uid: format!("uid-{volume}"),
+        name: volume.to_owned(),
+        ..OwnerReference::default()
+    }]);
     write::hold(&mut replica.metadata);
     ReplicaBuilder(replica)
 }
@@ -342,6 +348,12 @@ impl ReplicaBuilder {
 
     pub(crate) fn size(mut self, size: i64) -> Self {
         self.0.spec.size = size;
+        self
+    }
+
+    /// Made for another object of the volume's name.
+    pub(crate) fn of_an_earlier_volume(mut self) -> Self {
+        self.0.metadata.owner_references = None;
         self
     }
 

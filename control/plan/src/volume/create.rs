@@ -99,9 +99,17 @@ fn is_fresh(replica: &Replica) -> Option<bool> {
 /// Whether another place should be looked for; nothing is lost, the replica was never used.
 fn is_doomed(pass: &Pass<'_>, replica: &Replica) -> bool {
     if !pass.is_node_up(&replica.spec.node_id) {
-        return true;
+        // Of a replica that this volume has not made (the objects were re-created) nobody knows what it holds before its
+        // node has been asked: then its return is waited for (rule 21).
+        return is_fresh(replica) == Some(true) || is_made_by(pass, replica);
     }
     give_up_at(replica).is_some_and(|due| due <= pass.now)
+}
+
+/// Whether the replica was made for just this volume object, not for an earlier one of the same name.
+fn is_made_by(pass: &Pass<'_>, replica: &Replica) -> bool {
+    let uid = pass.old.uid().unwrap_or_default();
+    replica.owner_references().iter().any(|owner| !uid.is_empty() && owner.uid == uid)
 }
 
 /// When a broken replica is given up.

@@ -183,6 +183,20 @@ fn a_new_replica_on_a_dead_node_is_replaced_when_there_is_another_place() {
 }
 
 #[test]
+fn a_replica_of_unknown_content_on_a_dead_node_is_waited_for() {
+    let seen = nodes()
+        .with(volume("v").replicas(2))
+        .with(attachment("v"))
+        .with(replica("a", "v").on("n1", "d").running().fresh(true))
+        .with(replica("b", "v").on("n2", "d").of_an_earlier_volume())
+        .with(node("n2").disk("d", 100 * GIB).dead());
+    let (actions, after) = step(seen, 0);
+    assert_eq!(created(&actions), []);
+    assert_eq!(deleted(&actions), [] as [&str; 0]);
+    assert_eq!(status(&after).config, None);
+}
+
+#[test]
 fn attaching_makes_an_engine_with_the_recorded_replicas_and_the_granted_hosts() {
     let tickets = attachment("v").ticket_for("cli", TicketType::Api, "n2", &["nqn.host"]).ticket_for(
         "other",
