@@ -7,6 +7,10 @@
 //! holds its own handles to the buffers, so they live as long as any leg may read them. Every swap is answered exactly
 //! once: by the agent, or as unknown after [`SWAP_DEADLINE_NS`].
 //!
+//! *Waking late.* A process that was stopped (SIGSTOP, a frozen machine) finds answers in its sockets that arrived before
+//! another engine took the volume over. An answer older than [`LATE_NS`] therefore counts only after the leg has answered
+//! a read on the same session: a promote has ended that session, so nothing is acknowledged after a takeover.
+//!
 //! *When things fail.* A leg whose channel does not exist any more answers "gone".
 
 use std::cell::{Cell, RefCell};
@@ -32,6 +36,13 @@ use crate::reactor::{CONTROL, Core};
 /// How long the agent may take to answer a swap before it counts as unknown.
 pub const SWAP_DEADLINE_NS: Nanos = 15 * NANOS_PER_S;
 
+/// An answer that comes later than this may have waited for this process to wake, long after another engine took over: it
+/// proves what the leg did, and nothing about who may tell it now.
+const LATE_NS: Nanos = NANOS_PER_S;
+/// Questions after late answers; a leg that is just slow must get through in the end.
+const QUESTIONS_MAX: u32 = 3;
+/// Pause between two tellings of a leg's progress.
+const PROGRESS_NS: Nanos = NANOS_PER_S / 5;
 /// Tag of an I/O whose outcome nobody waits for.
 const NO_RUN: u64 = u64::MAX;
 
@@ -81,6 +92,8 @@ struct Leg {
     chan: Chan,
     state: &'static str,
     copied: u64,
+    /// When progress was last told.
+    told: Nanos,
 }
 
 struct PendingSwap {
@@ -92,6 +105,10 @@ struct PendingSwap {
 struct LegRun {
     leg: LegId,
     io: IoId,
+    /// When it, or the question that follows a late answer, was sent.
+    sent: Nanos,
+    /// Questions asked about it so far.
+    asked: u32,
 }
 
 /// One mirror.
@@ -163,7 +180,7 @@ impl Device {
             core.defer(move |core| device.path_changed(core, leg, path));
         });
         chan.watch_path(core, watcher);
-        self.legs.borrow_mut().insert(leg, Leg { replica, chan, state, copied: 0 });
+        self.legs.borrow_mut().insert(leg, Leg { replica, chan, state, copied: 0, told: 0 });
     }
 
     fn path_changed(self: &Rc<Self>, core: &Core, leg: LegId, path: PathState) {
@@ -309,7 +326,7 @@ impl Device {
     fn act(self: &Rc<Self>, core: &Core, action: Action) {
         match action {
             Action::LegIo { leg, io, op, lba, blocks, payload } => {
-                self.leg_io(core, LegRun { leg, io }, op, (lba, blocks), payload);
+                self.leg_io(core, (leg, io), op, (lba, blocks), payload);
             }
             Action::HostDone { id, result } => {
                 let io = self.hosts.borrow_mut().try_remove(id.0 as usize);
@@ -334,8 +351,14 @@ impl Device {
         }
     }
 
-    fn leg_io(self: &Rc<Self>, core: &Core, run: LegRun, op: Op, (lba, blocks): (u64, u32), payload: Payload) {
-        let (leg, io) = (run.leg, run.io);
+    fn leg_io(
+        self: &Rc<Self>,
+        core: &Core,
+        (leg, io): (LegId, IoId),
+        op: Op,
+        (lba, blocks): (u64, u32),
+        payload: Payload,
+    ) {
         let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
         let Some(chan) = chan else {
             let device = Rc::clone(self);
@@ -354,6 +377,7 @@ impl Device {
             (IoOp::Read | IoOp::Write { .. }, Payload::Copy(slot)) => self.copy_bufs(slot, blocks),
             _ => Bufs::new(),
         };
+        let run = LegRun { leg, io, sent: core.clock(), asked: 0 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
         chan.submit(core, Io::new(op, lba, u64::from(blocks), bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
     }
@@ -423,6 +447,11 @@ impl Device {
         let mut legs = self.legs.borrow_mut();
         let Some(leg) = legs.get_mut(&leg) else { return };
         leg.copied = copied;
+        // Windows are small; a reader wants to see movement, and the ring of events has room for other things.
+        if copied < total && core.now().saturating_sub(leg.told) < PROGRESS_NS {
+            return;
+        }
+        leg.told = core.now();
         let fields = json!({ "replica": leg.replica, "copied_blocks": copied, "total_blocks": total });
         drop(legs);
         self.event(core, "progress", fields);
@@ -474,17 +503,35 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Asks a leg that has answered late whether its session still holds; its answer then counts instead.
+    fn ask_again(self: &Rc<Self>, core: &Core, run: LegRun) {
+        let LegRun { leg, io, asked, .. } = run;
+        let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
+        let Some(chan) = chan else {
+            return self.input(core, Input::LegDone { leg, io, result: Err(LegError::Gone) });
+        };
+        let run = LegRun { leg, io, sent: core.clock(), asked: asked + 1 };
+        let tag = self.runs.borrow_mut().insert(run) as u64;
+        let into = smallvec::smallvec![Buf::alloc_unpooled(self.block_size as usize).into_slice()];
+        chan.submit(core, Io::new(IoOp::Read, 0, 1, into, Rc::clone(self) as Rc<dyn IoSink>, tag));
+    }
+}
+
 impl IoSink for Device {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         let run = self.runs.borrow_mut().try_remove(tag as usize);
-        if let Some(LegRun { leg, io }) = run {
-            let result = leg_result(status);
-            if result == Err(LegError::Gone) && !status.is(Status::HOST_PATHING_ERROR) {
-                // Said by the other side while the session lives: a session that is trusted no more has to end, so that
-                // its end and its successor are told, and the leg is not waited for in vain.
-                self.reset_leg(core, leg);
-            }
-            self.input(core, Input::LegDone { leg, io, result });
+        let Some(run) = run else { return };
+        let late = core.clock().saturating_sub(run.sent) > LATE_NS;
+        if status.is_success() && late && run.asked < QUESTIONS_MAX {
+            return self.ask_again(core, run);
         }
+        let (leg, io, result) = (run.leg, run.io, leg_result(status));
+        if result == Err(LegError::Gone) && !status.is(Status::HOST_PATHING_ERROR) {
+            // Said by the other side while the session lives: a session that is trusted no more has to end, so that its
+            // end and its successor are told, and the leg is not waited for in vain.
+            self.reset_leg(core, leg);
+        }
+        self.input(core, Input::LegDone { leg, io, result });
     }
 }

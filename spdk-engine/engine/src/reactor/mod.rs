@@ -148,6 +148,12 @@ impl Core {
         self.0.now.get()
     }
 
+    /// The time now, read from the machine: for what must not take a moment before a pause for the present.
+    #[must_use]
+    pub fn clock(&self) -> Nanos {
+        self.0.driver.borrow().now()
+    }
+
     /// The pool of I/O buffers.
     #[must_use]
     pub fn pool(&self) -> &BufPool {
@@ -219,14 +225,12 @@ impl Core {
         self.0.deferred.borrow_mut().push_back(Box::new(work));
     }
 
-    /// Resolves after `delay_ns`.
-    pub fn sleep(&self, delay_ns: Nanos) -> impl Future<Output = ()> + 'static {
-        let (sender, receiver) = futures::channel::oneshot::channel::<()>();
+    /// Resolves after `delay_ns`; dropped before that, it leaves no timer behind.
+    pub fn sleep(&self, delay_ns: Nanos) -> Sleep {
+        let (sender, done) = futures::channel::oneshot::channel::<()>();
         let sender = RefCell::new(Some(sender));
-        self.after(delay_ns, Rc::new(move |_| drop(sender.borrow_mut().take())));
-        async move {
-            let _ = receiver.await;
-        }
+        let timer = self.after(delay_ns, Rc::new(move |_| drop(sender.borrow_mut().take())));
+        Sleep { core: self.clone(), timer, done }
     }
 
     /// The future's output, or `None` when `limit_ns` passes first (the future is then dropped).
@@ -309,6 +313,28 @@ impl Core {
     /// Ends this core's loop after the present turn.
     pub fn stop(&self) {
         self.0.stop.set(true);
+    }
+}
+
+/// See [`Core::sleep`].
+#[derive(Debug)]
+pub struct Sleep {
+    core: Core,
+    timer: TimerId,
+    done: futures::channel::oneshot::Receiver<()>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<()> {
+        std::pin::Pin::new(&mut self.done).poll(context).map(|_| ())
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.core.cancel(self.timer);
     }
 }
 
