@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nvme_wire::Status;
@@ -95,9 +95,16 @@ impl ErrorBdev {
         }
     }
 
-    /// Lets pending I/O go on; each channel does so at its next I/O or at [`Channel::submit`] of a reset.
-    pub fn resume_pending(&self) {
+    /// Lets pending I/O go on, on every core.
+    pub fn resume_pending(&self, core: &Core) {
         self.resumed.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+        for peer in core.peers().iter() {
+            core.post(peer.id, |core| {
+                let open: Vec<_> =
+                    core.local(OpenChannels::default).0.borrow().iter().filter_map(Weak::upgrade).collect();
+                open.iter().for_each(|channel| channel.release_resumed(core));
+            });
+        }
     }
 }
 
@@ -110,13 +117,17 @@ impl Bdev for ErrorBdev {
         self.base.bdev.num_blocks()
     }
     fn open(&self, core: &Core) -> Result<Rc<dyn Channel>, BdevError> {
-        Ok(Rc::new(ErrorChannel {
+        let channel = Rc::new(ErrorChannel {
             base: self.base.open(core)?,
             injections: Arc::clone(&self.injections),
             resumed: Arc::clone(&self.resumed),
             seen: std::cell::Cell::new(self.resumed.load(std::sync::atomic::Ordering::Acquire)),
             pending: RefCell::default(),
-        }))
+        });
+        let open = core.local(OpenChannels::default);
+        open.0.borrow_mut().retain(|other| other.strong_count() > 0);
+        open.0.borrow_mut().push(Rc::downgrade(&channel));
+        Ok(channel)
     }
     fn driver_specific(&self) -> Value {
         json!({ "error_disk": { "base_bdev": self.base.bdev.info().name } })
@@ -132,6 +143,10 @@ impl Bdev for ErrorBdev {
         self
     }
 }
+
+/// The channels of one core, so that pending I/O can be let go.
+#[derive(Default)]
+struct OpenChannels(RefCell<Vec<Weak<ErrorChannel>>>);
 
 struct ErrorChannel {
     base: Chan,
@@ -201,7 +216,6 @@ fn corrupted(bufs: &super::Bufs, (offset, value): (u64, u8)) -> super::Bufs {
 
 impl Channel for ErrorChannel {
     fn submit(&self, core: &Core, io: Io) {
-        self.release_resumed(core);
         if io.op == IoOp::Reset {
             for pending in self.pending.take() {
                 core.complete(pending, Status::ABORTED_BY_REQUEST);

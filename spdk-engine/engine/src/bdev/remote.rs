@@ -3,8 +3,8 @@
 //! *Invariants.* The home core opens the device once per remote channel. Completions arrive in any order, matched by a
 //! slot number. When the home core cannot open the device, every I/O fails with an internal error.
 
-use std::cell::RefCell;
-use std::rc::{Rc, Weak};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use nvme_wire::Status;
@@ -16,8 +16,8 @@ use crate::reactor::{Core, CoreId};
 /// Opens `bdev` for `core` through `home`.
 pub fn open(core: &Core, bdev: Arc<dyn Bdev>, home: CoreId) -> Rc<dyn Channel> {
     let id = core.local(Table::default).next_id(core.id());
-    let channel = Rc::new(RemoteChannel { id, home, pending: RefCell::default() });
-    core.local(Table::default).local.borrow_mut().insert(id, Rc::downgrade(&channel));
+    let channel = Rc::new(RemoteChannel { id, home, pending: RefCell::default(), closed: Cell::new(false) });
+    core.local(Table::default).local.borrow_mut().insert(id, Rc::clone(&channel));
     core.post(home, move |core| match bdev.open(core) {
         Ok(opened) => {
             core.local(Table::default).remote.borrow_mut().insert(id, opened);
@@ -31,7 +31,7 @@ pub fn open(core: &Core, bdev: Arc<dyn Bdev>, home: CoreId) -> Rc<dyn Channel> {
 #[derive(Default)]
 struct Table {
     next: std::cell::Cell<u32>,
-    local: RefCell<std::collections::HashMap<u64, Weak<RemoteChannel>>>,
+    local: RefCell<std::collections::HashMap<u64, Rc<RemoteChannel>>>,
     remote: RefCell<std::collections::HashMap<u64, Rc<dyn Channel>>>,
 }
 
@@ -46,6 +46,16 @@ struct RemoteChannel {
     id: u64,
     home: CoreId,
     pending: RefCell<Slab<Io>>,
+    closed: Cell<bool>,
+}
+
+impl RemoteChannel {
+    /// Closed and with nothing on its way: nobody will ask for it any more.
+    fn forget_if_over(&self, core: &Core) {
+        if self.closed.get() && self.pending.borrow().is_empty() {
+            core.local(Table::default).local.borrow_mut().remove(&self.id);
+        }
+    }
 }
 
 impl Channel for RemoteChannel {
@@ -64,6 +74,8 @@ impl Channel for RemoteChannel {
     }
 
     fn close(&self, core: &Core) {
+        self.closed.set(true);
+        self.forget_if_over(core);
         let id = self.id;
         core.post(self.home, move |core| {
             if let Some(channel) = core.local(Table::default).remote.borrow_mut().remove(&id) {
@@ -83,12 +95,13 @@ impl IoSink for Reply {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         let id = self.id;
         core.post(self.back, move |core| {
-            let channel = core.local(Table::default).local.borrow().get(&id).and_then(Weak::upgrade);
+            let channel = core.local(Table::default).local.borrow().get(&id).cloned();
             let Some(channel) = channel else { return };
             let io = channel.pending.borrow_mut().try_remove(tag as usize);
             if let Some(io) = io {
                 core.complete(io, status);
             }
+            channel.forget_if_over(core);
         });
     }
 }

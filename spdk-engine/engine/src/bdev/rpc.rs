@@ -41,7 +41,7 @@ pub fn register(m: &mut Methods) {
     m.add("bdev_error_inject_error", When::Runtime, |app, p| async move { error_inject(&app, p) });
     m.add("bdev_error_resume_pending", When::Runtime, |app, p| async move {
         let request: Name = decode(p, decode_failed)?;
-        with::<ErrorBdev, _>(&app, &request.name, ErrorBdev::resume_pending)?;
+        with::<ErrorBdev, _>(&app, &request.name, |bdev| bdev.resume_pending(app.core()))?;
         Ok(json!(true))
     });
     m.add("bdev_delay_create", When::Runtime, |app, p| async move { delay_create(&app, p) });

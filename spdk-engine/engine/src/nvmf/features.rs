@@ -1,6 +1,6 @@
 //! Get and Set Features of one controller.
 //!
-//! *Invariants.* A refused Set changes nothing, but for the keep alive and persistence rules of the interface notes.
+//! *Invariants.* A refused Set changes nothing, but for the keep alive and persistence rules of SPDK.
 
 use std::cell::Cell;
 use std::rc::Rc;

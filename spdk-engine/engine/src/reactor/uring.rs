@@ -44,6 +44,8 @@ pub struct UringDriver {
     watched: HashMap<u64, RawFd>,
     /// The pool's region is registered as buffer 0, so that transfers of its buffers skip the mapping of pages.
     fixed: bool,
+    /// Events taken off the completion queue to make room for a submission, for the next poll.
+    early: Vec<Event>,
 }
 
 impl std::fmt::Debug for UringDriver {
@@ -72,7 +74,8 @@ impl UringDriver {
             .build(RING_ENTRIES)
             .or_else(|_| IoUring::builder().setup_cqsize(RING_ENTRIES * 4).build(RING_ENTRIES))?;
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(io::Error::from)?;
-        let mut driver = Self { ring, wake: Arc::new(EventWaker(event)), watched: HashMap::new(), fixed: false };
+        let mut driver =
+            Self { ring, wake: Arc::new(EventWaker(event)), watched: HashMap::new(), fixed: false, early: Vec::new() };
         driver.arm_wake();
         Ok(driver)
     }
@@ -126,6 +129,11 @@ impl UringDriver {
                 return;
             }
             self.enter(0, None);
+            // A kernel whose completion queue has run over takes no submissions until that was emptied.
+            let mut early = std::mem::take(&mut self.early);
+            self.drain(&mut early);
+            early.append(&mut self.early);
+            self.early = early;
         }
     }
 
@@ -236,10 +244,14 @@ impl Driver for UringDriver {
         if pending || taskrun {
             self.enter(0, None);
         }
+        events.append(&mut self.early);
         self.drain(events);
     }
 
     fn park(&mut self, until: Option<Nanos>, events: &mut Vec<Event>) {
+        if !self.early.is_empty() {
+            return self.poll(events);
+        }
         let wait = match until {
             None => None,
             Some(at) => {

@@ -5,7 +5,7 @@
 //!
 //! *Invariants.* Parameters are decoded strictly (unknown, duplicate, missing or mistyped members refuse the call) but
 //! for the methods that SPDK decodes leniently. A refused call has changed nothing.
-//! Source: the interface notes on SPDK's JSON-RPC, sections 1 and 12.
+//! Source: SPDK v26.09: its schema, and its socket as it behaves.
 
 pub mod bdev;
 pub mod config;

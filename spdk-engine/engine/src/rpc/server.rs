@@ -9,7 +9,7 @@
 //! is not read. Answers have the members `jsonrpc`, `id`, then `result` or `error`, and end in a newline.
 //!
 //! *When things fail.* Malformed JSON is answered with a parse error, then the connection is closed. A client that
-//! closed its writing side still gets its answers. Source: SPDK JSON-RPC notes, section 1.
+//! closed its writing side still gets its answers. Source: SPDK v26.09, as its socket behaves.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

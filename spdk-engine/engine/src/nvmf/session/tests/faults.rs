@@ -1,4 +1,4 @@
-//! What ends a connection, row by row as in the interface notes.
+//! What ends a connection, case by case as SPDK does it.
 
 use nvme_wire::command::opcode::{admin, io};
 use nvme_wire::pdu::{Fes, TermError};
