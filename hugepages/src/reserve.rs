@@ -13,7 +13,7 @@
 //! an administrator who resizes the same pool in the same instant can still be overwritten.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::ledger::{Entry, Ledger, LedgerError};
 use crate::sysfs::{Counts, KernelPages, PoolId, Sysfs, SysfsError};
@@ -151,11 +151,6 @@ impl<K: KernelPages> Reserver<K> {
     /// The kernel's side.
     pub fn kernel(&self) -> &K {
         &self.kernel
-    }
-
-    /// Where the ledger is.
-    pub fn ledger_path(&self) -> &Path {
-        &self.ledger
     }
 
     fn open(&self) -> Result<Ledger, LedgerError> {

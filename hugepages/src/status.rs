@@ -49,12 +49,6 @@ impl Status {
         };
         Ok(Self { pools: reserver.shares()?.into_iter().map(row).collect() })
     }
-
-    /// Free bytes over all nodes and sizes.
-    #[must_use]
-    pub fn free_bytes(&self) -> u64 {
-        self.pools.iter().map(|row| row.free.saturating_mul(row.pool.page_size.bytes())).fold(0, u64::saturating_add)
-    }
 }
 
 impl fmt::Display for Status {
@@ -93,7 +87,6 @@ mod tests {
         let status = Status::read(&reserver).unwrap();
         let ours: Vec<u64> = status.pools.iter().map(|row| row.reserved_by_us).collect();
         assert_eq!(ours, [0, 0, 0, 3]);
-        assert_eq!(status.free_bytes(), 4 * PageSize::MIB_2.bytes());
         let table = status.to_string();
         assert_eq!(table.lines().count(), 5);
         assert_eq!(

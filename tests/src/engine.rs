@@ -56,11 +56,6 @@ impl Engine {
         self.process.as_mut().is_some_and(|p| matches!(p.try_wait(), Ok(None)))
     }
 
-    /// Its process id while it runs.
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(Child::id)
-    }
-
     /// Kills it where it stands.
     ///
     /// # Errors

@@ -13,8 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::condition::Condition;
 use crate::types::{Address, is_default};
 
-/// The most copies that a volume can have.
-pub const MAX_REPLICAS: u32 = 20;
 /// The largest volume, in bytes (64 TiB).
 pub const MAX_SIZE_BYTES: i64 = 64 * 1024 * 1024 * 1024 * 1024;
 

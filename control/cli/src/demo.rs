@@ -78,7 +78,7 @@ pub async fn run(args: DemoArgs) -> Result<()> {
     if result.is_err() {
         show_logs(&layout);
     }
-    let cleaned = cluster::down(&layout, !args.keep);
+    let cleaned = cluster::down(&layout, !args.keep).await;
     let left = cluster::processes_of_folder(&dir.to_string_lossy());
     result?;
     cleaned?;
@@ -118,7 +118,7 @@ async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<(
     timeline.tell("detached: drained, flushed, recorded as clean");
 
     let files = replica_files(&client, layout).await?;
-    cluster::down(layout, false)?;
+    cluster::down(layout, false).await?;
     check_replicas(layout, &files, &log, timeline).await
 }
 

@@ -87,7 +87,7 @@ enum Command {
     Apiserver,
     /// Run a node's agent.
     #[command(after_help = "Example: addax agent --node node-1")]
-    Agent(NodeArgs),
+    Agent(AgentArgs),
     /// Run a node's manager.
     #[command(after_help = "Example: addax manager --node node-1")]
     Manager(NodeArgs),
@@ -98,6 +98,18 @@ struct NodeArgs {
     /// Name of the node.
     #[arg(long)]
     node: String,
+}
+
+#[derive(Debug, Args)]
+struct AgentArgs {
+    #[command(flatten)]
+    node: NodeArgs,
+    /// Data plane to run instead of the addax-engine beside this program: an spdk_tgt, for a node that holds replicas only.
+    #[arg(long, value_name = "PROGRAM")]
+    data_plane: Option<PathBuf>,
+    /// One more argument for the data plane; may be repeated.
+    #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
+    data_plane_arg: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -129,7 +141,7 @@ async fn run(cli: Cli) -> Result<()> {
             }
             Ok(())
         }
-        Command::Down { delete } => cluster::down(&layout?, delete),
+        Command::Down { delete } => cluster::down(&layout?, delete).await,
         Command::Volume { verb } => {
             verbs::volume::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output, cli.quiet).await
         }
@@ -143,7 +155,7 @@ async fn run(cli: Cli) -> Result<()> {
             Ok(())
         }
         Command::Apiserver => serve::apiserver(&layout?).await,
-        Command::Agent(args) => serve::agent(&layout?, &args.node).await,
+        Command::Agent(args) => serve::agent(&layout?, &args.node.node, args.data_plane, args.data_plane_arg).await,
         Command::Manager(args) => serve::manager(&layout?, &args.node).await,
     }
 }

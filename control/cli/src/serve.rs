@@ -63,11 +63,19 @@ async fn node_client(layout: &Layout, node: &str) -> Result<kube::Client> {
 }
 
 /// Runs a node's agent.
-pub async fn agent(layout: &Layout, name: &str) -> Result<()> {
+pub async fn agent(
+    layout: &Layout,
+    name: &str,
+    data_plane: Option<std::path::PathBuf>,
+    data_plane_args: Vec<String>,
+) -> Result<()> {
     let cluster = layout.require()?;
     let node = cluster.node(name)?;
     let identity = Identity::of(&layout.pki(), name);
-    let program = std::env::current_exe()?.with_file_name("addax-engine");
+    let program = match data_plane {
+        Some(program) => program,
+        None => std::env::current_exe()?.with_file_name("addax-engine"),
+    };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let index = cluster.nodes.iter().position(|n| n.name == name).unwrap_or(0);
     let config = addax_agent::AgentConfig {
@@ -81,8 +89,7 @@ pub async fn agent(layout: &Layout, name: &str) -> Result<()> {
             cores: format!("[{}]", index % processors),
             memory_mib: ENGINE_MEMORY_MIB,
             hugepages: false,
-            extra_args: Vec::new(),
-            stop_with_agent: false,
+            extra_args: data_plane_args,
         },
         runtime_dir: layout.node_dir(name).join("agent"),
         tls: Some(addax_agent::tls::TlsFiles {

@@ -31,8 +31,6 @@ const DISK_INTERVAL: Duration = Duration::from_secs(30);
 const DISK_STEP_BYTES: u64 = 256 * 1024 * 1024;
 /// How long calls under way may take when the agent ends.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
-/// How long the data plane may take to end in order.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How the data plane is run.
 #[derive(Clone, Debug)]
@@ -51,8 +49,6 @@ pub struct DataPlaneConfig {
     pub hugepages: bool,
     /// More arguments.
     pub extra_args: Vec<String>,
-    /// Whether it is ended together with the agent. The rule is no: it outlives the agent.
-    pub stop_with_agent: bool,
 }
 
 impl DataPlaneConfig {
@@ -231,9 +227,6 @@ impl Agent {
             () = async { shutdown.cancelled().await; tokio::time::sleep(DRAIN_DEADLINE).await } => Ok(()),
         };
         parts.cancel();
-        if config.data_plane.stop_with_agent && !supervise::stop_data_plane(&config.runtime_dir, STOP_DEADLINE).await {
-            tracing::error!("the data plane does not end");
-        }
         Ok(result?)
     }
 }
@@ -314,7 +307,6 @@ mod tests {
             memory_mib: 512,
             hugepages: false,
             extra_args: vec!["-L".to_owned(), "nvmf".to_owned()],
-            stop_with_agent: false,
         };
         assert_eq!(config.args().join(" "), "-r /run/addax/rpc.sock -m 0x3 -s 512 --no-huge -L nvmf");
     }

@@ -64,7 +64,6 @@ async fn run() -> Running {
             memory_mib: 64,
             hugepages: false,
             extra_args: Vec::new(),
-            stop_with_agent: false,
         },
         runtime_dir: dir.path().join("run"),
         tls: Some(tls.clone()),

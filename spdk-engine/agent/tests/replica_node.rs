@@ -168,7 +168,6 @@ async fn run_agent(dir: &Path, program: &Path, address: SocketAddr) -> (Cancella
             hugepages: false,
             // Other tests run spdk_tgt on the same core; addax-engine takes no locks on cores.
             extra_args: if is_stock { vec!["--disable-cpumask-locks".to_owned()] } else { Vec::new() },
-            stop_with_agent: false,
         },
         runtime_dir: dir.join("run"),
         tls: None,

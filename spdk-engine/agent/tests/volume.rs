@@ -81,7 +81,6 @@ impl Node {
                 memory_mib: 256,
                 hugepages: false,
                 extra_args: Vec::new(),
-                stop_with_agent: false,
             },
             runtime_dir: dir.path().join("run"),
             tls: None,

@@ -92,7 +92,7 @@ async fn share_disk(client: &Client) -> Result<()> {
 }
 
 /// Ends all processes of the cluster: managers, agents with their data planes, API server.
-pub fn down(layout: &Layout, delete: bool) -> Result<()> {
+pub async fn down(layout: &Layout, delete: bool) -> Result<()> {
     if let Some(cluster) = layout.load()? {
         // All are asked at once, so that they end at the same time.
         for role in ["manager", "agent"] {
@@ -103,7 +103,7 @@ pub fn down(layout: &Layout, delete: bool) -> Result<()> {
         }
         for node in &cluster.nodes {
             daemon(layout, &format!("{}-agent", node.name)).stop(STOP_PATIENCE)?;
-            stop_data_plane(layout, node)?;
+            stop_data_plane(layout, node).await?;
         }
         daemon(layout, "apiserver").stop(STOP_PATIENCE)?;
     }
@@ -119,11 +119,11 @@ pub fn down(layout: &Layout, delete: bool) -> Result<()> {
 }
 
 /// The data plane outlives its agent on purpose: `down` is who ends it.
-fn stop_data_plane(layout: &Layout, node: &NodeLayout) -> Result<()> {
-    let socket = layout.engine_socket(&node.name);
-    let socket_text = socket.to_string_lossy().into_owned();
-    for pid in processes_with_argument(&socket_text) {
-        process::end(pid, STOP_PATIENCE).with_context(|| format!("the data plane of {}", node.name))?;
+async fn stop_data_plane(layout: &Layout, node: &NodeLayout) -> Result<()> {
+    let ended = addax_agent::stop_data_plane(&layout.node_dir(&node.name).join("agent"), STOP_PATIENCE).await;
+    let left = processes_with_argument(&layout.engine_socket(&node.name).to_string_lossy());
+    if !ended || !left.is_empty() {
+        bail!("the data plane of {} does not end: {left:?}", node.name);
     }
     Ok(())
 }

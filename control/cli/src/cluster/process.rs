@@ -123,24 +123,6 @@ impl Daemon {
     }
 }
 
-/// Asks a process to end and, when it does not in `patience`, ends it.
-pub fn end(pid: Pid, patience: Duration) -> Result<()> {
-    let _ = kill(pid, Signal::SIGTERM);
-    let (asked, mut killed) = (Instant::now(), false);
-    while look(pid.as_raw()).is_some() {
-        if !killed && asked.elapsed() > patience {
-            let _ = kill(pid, Signal::SIGKILL);
-            killed = true;
-        }
-        if asked.elapsed() > patience + Duration::from_secs(5) {
-            bail!("process {pid} does not end");
-        }
-        reap();
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
-}
-
 /// Takes the exit status of children that have ended, so that they do not stay as zombies.
 pub fn reap() {
     use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};

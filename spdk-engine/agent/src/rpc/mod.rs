@@ -95,8 +95,6 @@ pub mod code {
     pub const INVALID_PARAMS: i64 = -32602;
     /// `ENODEV`.
     pub const NO_DEVICE: i64 = -19;
-    /// `EEXIST`.
-    pub const EXISTS: i64 = -17;
 }
 
 impl RpcError {
@@ -118,11 +116,6 @@ impl RpcError {
             }
             _ => false,
         }
-    }
-
-    /// Whether it is unknown if the call had an effect.
-    pub fn is_unknown(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Disconnected { .. } | Self::Answer { .. })
     }
 }
 
