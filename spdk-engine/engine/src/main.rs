@@ -114,6 +114,7 @@ fn all_methods() -> Rc<Methods> {
     rpc::framework::register(&mut methods, Rc::clone(&cell));
     rpc::config::register(&mut methods, Rc::clone(&cell));
     rpc::bdev::register(&mut methods);
+    bdev::examine::register(&mut methods);
     bdev::rpc::register(&mut methods);
     nvme::register(&mut methods);
     raid::register(&mut methods);
@@ -203,6 +204,7 @@ fn init(app: &App, args: Args, config: Option<Config>, reload: Reload, process: 
 
 async fn bring_up(app: &App, args: &Args, config: Option<Config>, process: &Process) -> Result<(), String> {
     let methods = all_methods();
+    bdev::examine::start(app, methods.examiners.clone());
     let server = Server::start(app.clone(), Rc::clone(&methods), &args.rpc_socket)
         .map_err(|e| format!("RPC socket {}: {e}", args.rpc_socket.display()))?;
     *process.server.borrow_mut() = Some(server);

@@ -69,6 +69,9 @@ impl Bdev for Delay {
         let latencies = Arc::clone(&self.latencies);
         Ok(Rc::new(DelayChannel { base: self.base.open(core)?, latencies, count: Cell::new(0) }))
     }
+    fn holds_guest_data(&self) -> bool {
+        self.base.bdev.holds_guest_data()
+    }
     fn driver_specific(&self) -> Value {
         json!({ "delay": self.params() })
     }

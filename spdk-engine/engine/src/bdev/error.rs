@@ -129,6 +129,9 @@ impl Bdev for ErrorBdev {
         open.0.borrow_mut().push(Rc::downgrade(&channel));
         Ok(channel)
     }
+    fn holds_guest_data(&self) -> bool {
+        self.base.bdev.holds_guest_data()
+    }
     fn driver_specific(&self) -> Value {
         json!({ "error_disk": { "base_bdev": self.base.bdev.info().name } })
     }

@@ -16,6 +16,7 @@
 
 pub mod delay;
 pub mod error;
+pub mod examine;
 pub mod malloc;
 pub mod null;
 pub mod registry;
@@ -199,6 +200,10 @@ pub trait Bdev: Send + Sync + Debug {
     /// The only core that can open it, if there is one; others go through [`remote`].
     fn home(&self) -> Option<CoreId> {
         None
+    }
+    /// Whether a guest writes what it holds: such a device is never searched for stores and arrays of ours by itself.
+    fn holds_guest_data(&self) -> bool {
+        false
     }
     /// The member `driver_specific` of `bdev_get_bdevs`.
     fn driver_specific(&self) -> Value {

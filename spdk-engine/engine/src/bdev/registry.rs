@@ -1,16 +1,16 @@
 //! The registry of block devices: names, claims, and who has what open. Lives on the control core.
 //!
 //! *Invariants.* Names, aliases and UUIDs are unique. A device leaves the registry only after every opener was told
-//! ([`BdevEvent::Removing`]) and has closed its [`Desc`]; until then it refuses new openers. At most one opener holds
-//! [`Access::Exclusive`]; an exclusive claim keeps others from opening for writing.
+//! ([`BdevEvent::Removing`]) and has closed its [`Desc`]; until then it refuses new openers. All claims of a device are
+//! of one kind (see [`Access`]); a claimed device is opened by others for reading only.
 //!
 //! *When things fail.* An opener that never closes keeps an unregister waiting; [`Registry::unregister`] gives up
 //! waiting after [`UNREGISTER_DEADLINE_NS`], says so and removes the name, so that a control call cannot hang.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use uuid::Uuid;
 
@@ -30,13 +30,43 @@ pub enum BdevEvent {
     Resized,
 }
 
-/// What an opener wants to do.
+/// What an opener wants to do. A claim names the module that makes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Use it beside other openers.
+    /// Read and write it beside other openers.
     Shared,
-    /// Be its only user (a virtual device over it), named by the module.
+    /// Only read it, whoever else does what.
+    ReadOnly,
+    /// Be its only user (a virtual device over it): SPDK's claim `exclusive_write`.
     Exclusive(&'static str),
+    /// Be its only writer, others may read it: SPDK's claim `read_many_write_one`.
+    WriteOne(&'static str),
+    /// Keep everybody from writing it; several may claim so: SPDK's claim `read_many_write_none`.
+    WriteNone(&'static str),
+}
+
+impl Access {
+    /// The module that claims by it, and SPDK's name of the claim.
+    #[must_use]
+    pub fn claim(self) -> Option<(&'static str, &'static str)> {
+        match self {
+            Self::Shared | Self::ReadOnly => None,
+            Self::Exclusive(module) => Some((module, "exclusive_write")),
+            Self::WriteOne(module) => Some((module, "read_many_write_one")),
+            Self::WriteNone(module) => Some((module, "read_many_write_none")),
+        }
+    }
+
+    /// Whether it may be granted beside `other`, which is held already.
+    fn agrees_with(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::ReadOnly, _) | (_, Self::ReadOnly) | (Self::Shared, Self::Shared) => true,
+            (Self::WriteNone(_), Self::WriteNone(_)) => true,
+            // Who has it open for writing from before an exclusive claim goes on; it is told of nothing.
+            (Self::Exclusive(_), Self::Shared) => true,
+            _ => false,
+        }
+    }
 }
 
 /// A registered device, as any core may hold it.
@@ -44,13 +74,25 @@ pub enum Access {
 pub struct Entry {
     pub bdev: Arc<dyn Bdev>,
     pub stats: Arc<IoStats>,
-    /// Other names; the UUID is one unless the name already is it.
-    pub aliases: Vec<String>,
+    /// Other names; the UUID is one unless the name already is it. Changed by [`Registry::rename_alias`] only.
+    aliases: Mutex<Vec<String>>,
     /// The module that made it.
     pub module: &'static str,
 }
 
 impl Entry {
+    /// Its other names.
+    #[must_use]
+    pub fn aliases(&self) -> Vec<String> {
+        self.aliases.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it is found by `name`.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.bdev.info().name == name || self.aliases().iter().any(|a| a == name)
+    }
+
     /// Opens the device on a core.
     pub fn open(&self, core: &Core) -> Result<Chan, BdevError> {
         Chan::open(core, &self.bdev, &self.stats)
@@ -70,6 +112,8 @@ struct Slot {
 /// All block devices, by name.
 pub struct Registry {
     slots: RefCell<BTreeMap<String, Slot>>,
+    /// Names of devices by their aliases.
+    by_alias: RefCell<HashMap<String, String>>,
     next: Cell<u64>,
     watchers: RefCell<Vec<Rc<dyn Fn(&Arc<Entry>)>>>,
 }
@@ -113,7 +157,12 @@ impl Registry {
     /// An empty registry.
     #[must_use]
     pub fn new() -> Rc<Self> {
-        Rc::new(Self { slots: RefCell::default(), next: Cell::new(0), watchers: RefCell::default() })
+        Rc::new(Self {
+            slots: RefCell::default(),
+            by_alias: RefCell::default(),
+            next: Cell::new(0),
+            watchers: RefCell::default(),
+        })
     }
 
     /// Adds a device. `aliases` need not contain the UUID.
@@ -134,7 +183,9 @@ impl Registry {
                 return Err(BdevError::Exists(name.clone()));
             }
         }
-        let entry = Arc::new(Entry { bdev, stats: Arc::default(), aliases, module });
+        let to_name = aliases.iter().map(|alias| (alias.clone(), info.name.clone()));
+        self.by_alias.borrow_mut().extend(to_name);
+        let entry = Arc::new(Entry { bdev, stats: Arc::default(), aliases: Mutex::new(aliases), module });
         self.next.set(self.next.get() + 1);
         let slot = Slot {
             entry: Arc::clone(&entry),
@@ -159,9 +210,32 @@ impl Registry {
         if let Some(slot) = slots.get(name) {
             return Some(Arc::clone(&slot.entry));
         }
-        let lower = name.parse::<Uuid>().map(|u| u.to_string()).ok();
-        let matches = |s: &&Slot| s.entry.aliases.iter().any(|a| a == name || Some(a) == lower.as_ref());
-        slots.values().find(matches).map(|s| Arc::clone(&s.entry))
+        let by_alias = self.by_alias.borrow();
+        let lower = || name.parse::<Uuid>().ok().map(|u| u.to_string());
+        let key = by_alias.get(name).cloned().or_else(|| {
+            let lower = lower()?;
+            by_alias.get(&lower).cloned().or_else(|| slots.contains_key(&lower).then_some(lower))
+        })?;
+        slots.get(&key).map(|s| Arc::clone(&s.entry))
+    }
+
+    /// Gives a device another name in place of the alias `from`.
+    ///
+    /// # Errors
+    /// [`BdevError::Exists`] when another device is called `to`, [`BdevError::NotFound`] when there is no such alias.
+    pub fn rename_alias(&self, from: &str, to: &str) -> Result<(), BdevError> {
+        if self.find(to).is_some() {
+            return Err(BdevError::Exists(to.to_owned()));
+        }
+        let entry = self.find(from).ok_or_else(|| BdevError::NotFound(from.to_owned()))?;
+        let mut aliases = entry.aliases.lock().unwrap_or_else(PoisonError::into_inner);
+        let alias = aliases.iter_mut().find(|a| *a == from).ok_or_else(|| BdevError::NotFound(from.to_owned()))?;
+        *alias = to.to_owned();
+        let mut by_alias = self.by_alias.borrow_mut();
+        if let Some(name) = by_alias.remove(from) {
+            by_alias.insert(to.to_owned(), name);
+        }
+        Ok(())
     }
 
     /// All devices, oldest first.
@@ -173,14 +247,16 @@ impl Registry {
         all.into_iter().map(|(_, entry)| entry).collect()
     }
 
-    /// The module that claims the device for itself, if one does.
+    /// The module that claims the device, if one does.
     #[must_use]
     pub fn claimed_by(&self, name: &str) -> Option<&'static str> {
-        let slots = self.slots.borrow();
-        slots.get(name)?.openers.iter().find_map(|(_, access, _)| match access {
-            Access::Exclusive(module) => Some(*module),
-            Access::Shared => None,
-        })
+        self.claim(name).map(|(module, _)| module)
+    }
+
+    /// The module that claims the device and SPDK's name of the claim.
+    #[must_use]
+    pub fn claim(&self, name: &str) -> Option<(&'static str, &'static str)> {
+        self.slots.borrow().get(name)?.openers.iter().find_map(|(_, access, _)| access.claim())
     }
 
     /// Opens a device; `listener` is called on the control core.
@@ -192,14 +268,12 @@ impl Registry {
     ) -> Result<Desc, BdevError> {
         let entry = self.find(name).ok_or_else(|| BdevError::NotFound(name.to_owned()))?;
         let key = entry.bdev.info().name;
-        if let (Access::Exclusive(_), Some(by)) = (access, self.claimed_by(&key)) {
-            return Err(BdevError::Claimed { name: key, by });
-        }
-        if let (Access::Shared, Some(by)) = (access, self.claimed_by(&key)) {
-            return Err(BdevError::Claimed { name: key, by });
-        }
         let mut slots = self.slots.borrow_mut();
         let slot = slots.get_mut(&key).filter(|s| !s.removing).ok_or_else(|| BdevError::NotFound(name.to_owned()))?;
+        if let Some((_, held, _)) = slot.openers.iter().find(|(_, held, _)| !access.agrees_with(*held)) {
+            let by = held.claim().map_or("a writer", |(module, _)| module);
+            return Err(BdevError::Claimed { name: key, by });
+        }
         self.next.set(self.next.get() + 1);
         let id = self.next.get();
         slot.openers.push((id, access, Rc::new(listener)));
@@ -247,6 +321,10 @@ impl Registry {
             }
         }
         self.slots.borrow_mut().remove(&key);
+        let mut by_alias = self.by_alias.borrow_mut();
+        for alias in entry.aliases() {
+            by_alias.remove(&alias);
+        }
         Ok(())
     }
 
@@ -272,4 +350,69 @@ fn check_name(name: &str) -> Result<(), BdevError> {
         return Err(BdevError::Invalid { field: "name", value: name.to_owned(), allowed: "1 to 255 bytes" });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bdev::null::Null;
+    use crate::bdev::{BdevInfo, IoTypes};
+
+    fn registry_with(names: &[(&str, &[&str])]) -> Rc<Registry> {
+        let registry = Registry::new();
+        for (name, aliases) in names {
+            let info = BdevInfo {
+                name: (*name).to_owned(),
+                product_name: "",
+                uuid: Uuid::new_v4(),
+                block_size: 512,
+                num_blocks: 8,
+                physical_block_size: 512,
+                optimal_io_boundary: 0,
+                io_types: IoTypes::READ_WRITE,
+                write_cache: false,
+            };
+            let aliases = aliases.iter().map(|a| (*a).to_owned()).collect();
+            registry.register(Arc::new(Null::new(info).unwrap()), aliases, "null").unwrap();
+        }
+        registry
+    }
+
+    #[test]
+    fn claims_go_together_as_their_kinds_say() {
+        let kinds =
+            [Access::Shared, Access::ReadOnly, Access::Exclusive("a"), Access::WriteOne("a"), Access::WriteNone("a")];
+        // One row per access held, one column per access asked for.
+        let allowed = [
+            [true, true, true, false, false],
+            [true, true, true, true, true],
+            [false, true, false, false, false],
+            [false, true, false, false, false],
+            [false, true, false, false, true],
+        ];
+        for (held, row) in kinds.iter().zip(allowed) {
+            for (asked, allowed) in kinds.iter().zip(row) {
+                let registry = registry_with(&[("n", &[])]);
+                let first = registry.open("n", *held, |_| {}).unwrap();
+                assert_eq!(registry.open("n", *asked, |_| {}).is_ok(), allowed, "{held:?} then {asked:?}");
+                drop(first);
+                assert!(registry.open("n", *asked, |_| {}).is_ok(), "{asked:?} alone");
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_is_found_by_name_alias_and_uuid_and_by_its_new_alias_after_a_rename() {
+        let registry = registry_with(&[("n", &["s/one"]), ("m", &["s/two"])]);
+        let uuid = registry.find("n").unwrap().bdev.info().uuid;
+        let name_of = |name: &str| registry.find(name).map(|e| e.bdev.info().name);
+        for name in ["n", "s/one", &uuid.to_string(), &uuid.to_string().to_uppercase()] {
+            assert_eq!(name_of(name).as_deref(), Some("n"), "{name}");
+        }
+        assert_eq!(registry.rename_alias("s/one", "s/two"), Err(BdevError::Exists("s/two".into())));
+        registry.rename_alias("s/one", "s/three").unwrap();
+        assert_eq!(name_of("s/one"), None);
+        assert_eq!(name_of("s/three").as_deref(), Some("n"));
+        assert!(registry.find("n").unwrap().is_called("s/three"));
+    }
 }

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::delay::{Delay, Latencies};
 use super::error::{ErrorBdev, Fault, Injection, Kind};
+use super::examine;
 use super::malloc::Malloc;
 use super::null::Null;
 use super::registry::{Access, BdevEvent, Desc, Entry};
@@ -30,10 +31,18 @@ pub fn register(m: &mut Methods) {
     m.add("bdev_null_create", When::Runtime, |app, p| async move { null_create(&app, p) });
     m.add("bdev_null_delete", When::Runtime, |app, p| async move { delete(&app, p, "null").await });
     m.add("bdev_null_resize", When::Runtime, |app, p| async move { null_resize(&app, p) });
-    m.add("bdev_aio_create", When::Runtime, |app, p| async move { aio_create(&app, p) });
+    m.add("bdev_aio_create", When::Runtime, |app, p| async move {
+        let made = aio_create(&app, p)?;
+        examine::settled(&app).await;
+        Ok(made)
+    });
     m.add("bdev_aio_delete", When::Runtime, |app, p| async move { delete(&app, p, "aio").await });
     m.add("bdev_aio_rescan", When::Runtime, |app, p| async move { rescan(&app, p, "aio") });
-    m.add("bdev_uring_create", When::Runtime, |app, p| async move { uring_create(&app, p) });
+    m.add("bdev_uring_create", When::Runtime, |app, p| async move {
+        let made = uring_create(&app, p)?;
+        examine::settled(&app).await;
+        Ok(made)
+    });
     m.add("bdev_uring_delete", When::Runtime, |app, p| async move { delete(&app, p, "uring").await });
     m.add("bdev_uring_rescan", When::Runtime, |app, p| async move { rescan(&app, p, "uring") });
     m.add("bdev_error_create", When::Runtime, |app, p| async move { error_create(&app, p) });
@@ -466,8 +475,7 @@ fn watch_for_bases(app: &App, delays: &Rc<Delays>) {
     }
     let (app_in_watch, delays) = (app.clone(), Rc::clone(delays));
     app.registry().watch(move |entry| {
-        let info = entry.bdev.info();
-        let is_base = |d: &&DelayCreate| d.base_bdev_name == info.name || entry.aliases.contains(&d.base_bdev_name);
+        let is_base = |d: &&DelayCreate| entry.is_called(&d.base_bdev_name);
         let found = delays.waiting.borrow().values().find(is_base).cloned();
         let Some(request) = found else { return };
         delays.waiting.borrow_mut().remove(&request.name);

@@ -71,6 +71,9 @@ impl Bdev for MirrorBdev {
     fn driver_specific(&self) -> Value {
         json!({ "mirror": { "volume": self.volume, "home": self.home.0 } })
     }
+    fn holds_guest_data(&self) -> bool {
+        true
+    }
     fn config(&self) -> Option<(&'static str, Value)> {
         // A mirror is opened by its agent with a new epoch, never from a saved file.
         None

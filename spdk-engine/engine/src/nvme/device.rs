@@ -96,6 +96,11 @@ impl Bdev for NvmeBdev {
         Ok(Rc::new(NvmeChannel { queue, user, nsid, limits, core: core.clone() }))
     }
 
+    /// A controller without replay is a member of a mirror: it holds what the mirror's guest wrote.
+    fn holds_guest_data(&self) -> bool {
+        self.shared.no_replay
+    }
+
     fn driver_specific(&self) -> Value {
         let mut path: Map<String, Value> = self.shared.facts();
         let mut ns_data = json!({ "id": self.namespace.nsid });

@@ -204,7 +204,13 @@ async fn attach(app: &App, params: Option<Value>) -> RpcResult {
     }
     let name = plan.attach.name.clone();
     match Ctrl::attach(app, plan).await {
-        Ok(ctrl) => Ok(json!(ctrl.device_names())),
+        Ok(ctrl) => {
+            // What is not examined by itself need not wait for what is.
+            if !ctrl.attach.addax_no_replay {
+                crate::bdev::examine::settled(app).await;
+            }
+            Ok(json!(ctrl.device_names()))
+        }
         Err(error) => {
             tracing::error!(controller = name, %error, "cannot attach");
             Err(RpcError::errno(libc::EIO))

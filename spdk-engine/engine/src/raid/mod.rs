@@ -166,7 +166,7 @@ fn watch_for_members(app: &App, raids: &Rc<Raids>) {
         let all: Vec<_> = raids.by_name.borrow().values().cloned().collect();
         for raid in all.iter().filter(|r| r.bdev.borrow().is_none()) {
             let info = entry.bdev.info();
-            let wants = |s: &Slot| s.desc.is_none() && (s.wanted == info.name || entry.aliases.contains(&s.wanted));
+            let wants = |s: &Slot| s.desc.is_none() && entry.is_called(&s.wanted);
             let found = raid.slots.borrow().iter().position(wants);
             let Some(index) = found else { continue };
             let taken = raid.take_member(&app_in_watch, index, entry).and_then(|()| raid.go_online(&app_in_watch));

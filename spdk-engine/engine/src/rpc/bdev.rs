@@ -1,4 +1,4 @@
-//! Methods about block devices in general: list, statistics, examine, and the options.
+//! Methods about block devices in general: list, statistics, and the options.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,17 +22,13 @@ const POLL_NS: u64 = 100 * NANOS_PER_MS;
 pub fn register(m: &mut Methods) {
     m.add("bdev_get_bdevs", When::Runtime, |app, params| async move { get_bdevs(&app, params).await });
     m.add("bdev_get_iostat", When::Runtime, |app, params| async move { get_iostat(&app, params) });
-    m.add("bdev_wait_for_examine", When::Runtime, |_, params| async move {
-        params::none(params.as_ref(), "bdev_wait_for_examine")?;
-        // Virtual devices look at a new device while it is registered: nothing is ever pending afterwards.
-        Ok(json!(true))
-    });
     m.add("bdev_set_options", When::Startup, |app, params| async move {
         let options: BdevOptions = params::decode(params, params::invalid_parameters)?;
         if options.bdev_io_pool_size < options.bdev_io_cache_size {
             let (pool, cache) = (options.bdev_io_pool_size, options.bdev_io_cache_size);
             return Err(RpcError::invalid_params(format!("Pool size {pool} too small for cache size {cache}")));
         }
+        crate::bdev::examine::set_automatic(&app, options.bdev_auto_examine);
         *app.module(OptionsState::default).0.borrow_mut() = options;
         Ok(json!(true))
     });
@@ -103,11 +99,11 @@ async fn get_bdevs(app: &App, params: Option<Value>) -> RpcResult {
 #[must_use]
 pub fn bdev_object(app: &App, entry: &Entry) -> Value {
     let info = entry.bdev.info();
-    let claim = app.registry().claimed_by(&info.name);
+    let claim = app.registry().claim(&info.name);
     let granularity = u64::from(info.physical_block_size.max(info.block_size) / info.block_size);
     let mut object = json!({
         "name": info.name,
-        "aliases": entry.aliases,
+        "aliases": entry.aliases(),
         "product_name": info.product_name,
         "block_size": info.block_size,
         "num_blocks": info.num_blocks,
@@ -121,8 +117,8 @@ pub fn bdev_object(app: &App, entry: &Entry) -> Value {
             "w_mbytes_per_sec": 0 },
         "claimed": claim.is_some(),
     });
-    if claim.is_some() {
-        object["claim_type"] = json!("exclusive_write");
+    if let Some((_, claim_type)) = claim {
+        object["claim_type"] = json!(claim_type);
     }
     object["zoned"] = json!(false);
     object["supported_io_types"] = io_types(info.io_types);

@@ -15,12 +15,15 @@ pub mod server;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures::future::LocalBoxFuture;
 use serde_json::Value;
 
 use crate::app::{App, Phase};
 use crate::bdev::BdevError;
+use crate::bdev::examine::Examiner;
+use crate::bdev::registry::Entry;
 
 /// An error answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,6 +116,8 @@ pub struct Methods {
     pub order: Vec<&'static str>,
     /// `(subsystem, save)`; several modules may add to one subsystem, in order.
     pub save: Vec<(&'static str, SaveFn)>,
+    /// Modules that look for their metadata on new devices, in order.
+    pub examiners: Vec<(&'static str, Examiner)>,
 }
 
 impl std::fmt::Debug for Methods {
@@ -135,5 +140,13 @@ impl Methods {
     /// Adds configuration entries to what `save_config` gives for `subsystem`.
     pub fn add_config(&mut self, subsystem: &'static str, save: impl Fn(&App) -> Vec<(String, Value)> + 'static) {
         self.save.push((subsystem, Rc::new(save)));
+    }
+
+    /// Adds a module's look at new devices (see [`crate::bdev::examine`]).
+    pub fn add_examiner<F>(&mut self, module: &'static str, examine: impl Fn(App, Arc<Entry>) -> F + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        self.examiners.push((module, Rc::new(move |app, entry| Box::pin(examine(app, entry)))));
     }
 }
