@@ -1,0 +1,1 @@
+//! Why a crash, at any moment, loses nothing that was promised.
