@@ -36,6 +36,7 @@ pub mod mask;
 pub mod metadata;
 pub mod page;
 pub mod raid;
+pub mod read;
 pub mod superblock;
 
 pub use bits::Bits;
@@ -44,4 +45,5 @@ pub use id::BlobId;
 pub use mask::MaskKind;
 pub use metadata::Metadata;
 pub use page::{MdPage, PAGE_SIZE};
+pub use read::ReadAt;
 pub use superblock::SuperBlock;
