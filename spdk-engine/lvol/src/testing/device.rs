@@ -69,6 +69,11 @@ impl Device for PowerDisk {
         self.change(DiskOp::Copy { from, to, len })
     }
 
+    fn next_data(&self, offset: u64, end: u64) -> DeviceFuture<'_, u64> {
+        let data = self.current().next_data(offset).min(end);
+        Box::pin(std::future::ready(Ok(data)))
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

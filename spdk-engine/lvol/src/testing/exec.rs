@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,9 +16,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::power::{DiskOp, PowerDisk};
 use super::rng::Rng;
 
+/// No test needs more steps.
+pub const STEPS: u64 = 200_000_000;
+
 /// Nothing can go on and the main task has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the run is stuck after {steps} steps with {tasks} tasks waiting for nothing")]
+#[error("the run is stuck after {steps} steps with {tasks} tasks that wait for nothing or never end")]
 pub struct Stuck {
     /// Steps made.
     pub steps: u64,
@@ -100,18 +104,20 @@ impl Exec {
     /// # Errors
     /// [`Stuck`].
     pub fn run<T>(&mut self, main: impl Future<Output = T>) -> Result<T, Stuck> {
-        self.run_with(main, |_, _| {})
+        let unstopped = self.run_with(main, |_, _| ControlFlow::Continue(()))?;
+        unstopped.ok_or(Stuck { steps: self.steps, tasks: 0 })
     }
 
-    /// As [`Exec::run`]; `executed` is called after each operation of a disk, with the disk's place in the list.
+    /// As [`Exec::run`]; `executed` is called after each operation of a disk, with the disk's place in the list. When it
+    /// breaks, everything is dropped where it stands and there is no result.
     ///
     /// # Errors
     /// [`Stuck`].
     pub fn run_with<T>(
         &mut self,
         main: impl Future<Output = T>,
-        mut executed: impl FnMut(usize, &DiskOp),
-    ) -> Result<T, Stuck> {
+        mut executed: impl FnMut(usize, &DiskOp) -> ControlFlow<()>,
+    ) -> Result<Option<T>, Stuck> {
         let woken = Arc::new(Woken::default());
         let mut main = Box::pin(main);
         let mut tasks: BTreeMap<u64, Task> = BTreeMap::new();
@@ -126,13 +132,15 @@ impl Exec {
             self.steps += 1;
             let ready = woken.with(|woken| woken.len());
             let busy: Vec<usize> = (0..self.disks.len()).filter(|&disk| self.disks[disk].is_busy()).collect();
-            if ready == 0 && busy.is_empty() {
+            if (ready == 0 && busy.is_empty()) || self.steps > STEPS {
                 return Err(Stuck { steps: self.steps, tasks: tasks.len() + 1 });
             }
             if ready == 0 || (!busy.is_empty() && self.rng.percent(40)) {
                 let disk = busy[self.rng.index(busy.len())];
-                if let Some(op) = self.disks[disk].step() {
-                    executed(disk, &op);
+                if let Some(op) = self.disks[disk].step()
+                    && executed(disk, &op).is_break()
+                {
+                    return Ok(None);
                 }
                 continue;
             }
@@ -142,7 +150,7 @@ impl Exec {
             let mut context = Context::from_waker(&waker);
             if task == 0 {
                 if let Poll::Ready(value) = main.as_mut().poll(&mut context) {
-                    return Ok(value);
+                    return Ok(Some(value));
                 }
             } else if let Some(future) = tasks.get_mut(&task)
                 && future.as_mut().poll(&mut context).is_ready()

@@ -74,6 +74,15 @@ impl Image {
         }
     }
 
+    /// Where something other than zeroes may be, at or after `offset`; the end when there is nothing.
+    pub fn next_data(&self, offset: u64) -> u64 {
+        if self.fill != Fill::Zeroes {
+            return offset;
+        }
+        let page = self.pages.range(offset / PAGE_U64..).next();
+        page.map_or(self.size, |(page, _)| offset.max(page * PAGE_U64)).min(self.size)
+    }
+
     /// As [`Image::read`], into a new vector.
     pub fn read_vec(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -162,6 +171,25 @@ impl Image {
 fn piece(at: u64, len: usize) -> (u64, usize, usize) {
     let start = len_of(at % PAGE_U64);
     (at / PAGE_U64, start, len.min(PAGE - start))
+}
+
+impl blobstore_format::ReadAt for Image {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
+        if offset.checked_add(buf.len() as u64).is_none_or(|end| end > self.size) {
+            return Err(blobstore_format::read::beyond(offset, buf.len(), self.size));
+        }
+        self.read(offset, buf);
+        Ok(())
+    }
+
+    fn next_data(&self, offset: u64) -> std::io::Result<Option<u64>> {
+        let data = Self::next_data(self, offset);
+        Ok((data < self.size).then_some(data))
+    }
 }
 
 fn len_of(len: u64) -> usize {

@@ -12,14 +12,18 @@
 //!
 //! Everything is a function of its seed.
 
+pub mod crash;
 pub mod device;
 pub mod exec;
+pub mod gates;
 pub mod image;
+pub mod ledger;
 pub mod model;
 pub mod pattern;
 pub mod power;
 pub mod program;
 pub mod rng;
+pub mod world;
 
 pub use exec::{Exec, Spawner, Stuck};
 pub use image::{Fill, Image};

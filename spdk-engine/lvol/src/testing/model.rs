@@ -442,6 +442,7 @@ impl Model {
 
     /// Makes a call happen that [`Model::verdict`] allows.
     pub fn apply(&mut self, call: &Call) {
+        self.acknowledged += 1;
         match call {
             Call::Create { id, name, clusters, thin } => {
                 let mut volume = Volume::new(name, *clusters, *thin, Parent::None);
@@ -500,6 +501,38 @@ impl Model {
         }
     }
 
+    /// A write failed half-way and this is what the blocks from `first` on were found to hold.
+    pub fn settle(&mut self, vol: VolId, first: u64, found: &[Tag]) {
+        self.acknowledged += 1;
+        for (block, tag) in (first..).zip(found) {
+            if self.cell(vol, block).latest() != *tag {
+                self.write(vol, block, 1, *tag);
+            }
+        }
+    }
+
+    /// Takes over which clusters an lvol has of its own: when a hole is filled, and when a zeroed cluster is given back,
+    /// is up to the store.
+    ///
+    /// # Errors
+    /// When that would change what is read.
+    pub fn take_allocation(&mut self, vol: VolId, own: &BTreeSet<u64>) -> Result<(), String> {
+        for cluster in own {
+            self.allocate(vol, *cluster);
+        }
+        let Some(volume) = self.volumes.get_mut(&vol) else { return Ok(()) };
+        let missing: Vec<u64> = volume.own.keys().copied().filter(|cluster| !own.contains(cluster)).collect();
+        for cluster in missing {
+            let Some(was) = volume.own.remove(&cluster) else { continue };
+            let zero = was.values().all(|cell| cell.latest() == 0);
+            if !volume.thin || volume.parent != Parent::None || !zero {
+                return Err(format!("cluster {cluster} of {} is missing from its map", volume.name));
+            }
+            volume.given_back.insert(cluster, was);
+        }
+        Ok(())
+    }
+
     fn change(&mut self, vol: VolId, change: impl FnOnce(&mut Volume)) {
         if let Some(volume) = self.volumes.get_mut(&vol) {
             change(volume);
@@ -524,7 +557,6 @@ impl Model {
     }
 
     fn write(&mut self, vol: VolId, first: u64, count: u64, tag: Tag) {
-        self.acknowledged += 1;
         let number = self.acknowledged;
         for block in first..first + count {
             let cluster = block / self.blocks_per_cluster;

@@ -303,6 +303,11 @@ impl PowerDisk {
         state.durable.set_size(size);
     }
 
+    /// Says where the metadata ends, for [`Tear`].
+    pub fn set_tear_border(&self, offset: u64) {
+        self.0.borrow_mut().options.tear.coarse_until = offset;
+    }
+
     /// The next changing operation fails so; called several times, so many fail.
     pub fn fail_next(&self, failure: DiskFailure) {
         self.0.borrow_mut().failures.push(failure);
