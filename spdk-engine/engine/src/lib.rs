@@ -24,3 +24,5 @@ pub mod raid;
 pub mod reactor;
 pub mod rpc;
 pub mod start;
+#[cfg(test)]
+pub mod testing;

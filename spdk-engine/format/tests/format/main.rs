@@ -1,5 +1,4 @@
 //! The format's parsers and emitters from outside.
 #![allow(clippy::unwrap_used)]
 
-mod golden;
 mod identity;
