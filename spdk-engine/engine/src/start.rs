@@ -7,12 +7,10 @@ use std::thread;
 use addax_hugepages::BufPool;
 
 use crate::app::{App, Options};
+use crate::reactor::idle::Policy;
 use crate::reactor::net::KernelNet;
 use crate::reactor::uring::UringDriver;
-use crate::reactor::{CONTROL, Core, CoreId, Peer, Policy, Reactor};
-
-/// How long a data core polls after its last work before it sleeps.
-pub const SPIN_NS: u64 = 20_000;
+use crate::reactor::{CONTROL, Core, CoreId, Peer, Reactor};
 
 /// What to run.
 #[derive(Debug, Clone)]
@@ -32,12 +30,11 @@ pub struct StartConfig {
 /// # Errors
 /// When a core's io_uring cannot be made.
 pub fn run(config: StartConfig, init: impl FnOnce(App) + 'static) -> std::io::Result<()> {
-    let control_policy = Policy { spin_ns: 0 };
     let driver = Box::new(UringDriver::new()?);
-    let (mut control, control_peer) = Reactor::new(CONTROL, driver, config.pool.clone(), control_policy);
+    let (mut control, control_peer) = Reactor::new(CONTROL, driver, config.pool.clone(), Policy::SLEEP);
     let mut peers = vec![control_peer];
     let mut threads = Vec::new();
-    let spin_ns = if config.options.interrupt_mode { 0 } else { SPIN_NS };
+    let policy = if config.options.interrupt_mode { Policy::SLEEP } else { Policy::POLL };
     let (send_peers, receive): (Vec<_>, Vec<_>) =
         config.cpus.iter().map(|_| std::sync::mpsc::channel::<Arc<Vec<Peer>>>()).unzip();
     for (index, (cpu, receive)) in config.cpus.iter().copied().zip(receive).enumerate() {
@@ -49,7 +46,7 @@ pub fn run(config: StartConfig, init: impl FnOnce(App) + 'static) -> std::io::Re
             if pin {
                 pin_to(cpu);
             }
-            let made = data_driver(&pool).map(|driver| Reactor::new(id, Box::new(driver), pool, Policy { spin_ns }));
+            let made = data_driver(&pool).map(|driver| Reactor::new(id, Box::new(driver), pool, policy));
             let (mut reactor, mut peer) = match made {
                 Ok(made) => made,
                 Err(error) => {

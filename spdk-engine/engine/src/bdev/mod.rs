@@ -22,12 +22,12 @@ pub mod null;
 pub mod registry;
 pub mod remote;
 pub mod rpc;
+pub mod stats;
 pub mod uring;
 
 use std::fmt::Debug;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use nvme_wire::Status;
 use serde_json::Value;
@@ -36,6 +36,8 @@ use uuid::Uuid;
 pub use crate::reactor::disk::Bufs;
 use crate::reactor::driver::Nanos;
 use crate::reactor::{Core, CoreId};
+use stats::CoreIoStats;
+pub use stats::IoStats;
 
 /// How an I/O ended: an NVMe status.
 pub type IoStatus = Status;
@@ -76,7 +78,14 @@ pub struct Io {
     pub bufs: Bufs,
     sink: Rc<dyn IoSink>,
     tag: u64,
-    account: Option<(Arc<IoStats>, Nanos, u32)>,
+    account: Option<Account>,
+}
+
+/// Where and since when an I/O is counted.
+struct Account {
+    stats: Rc<Arc<CoreIoStats>>,
+    start: Nanos,
+    block_size: u32,
 }
 
 impl Debug for Io {
@@ -100,7 +109,7 @@ impl Io {
 
     /// Called by the core's loop: books the I/O and says whom to tell.
     pub(crate) fn finish(self, now: Nanos, status: IoStatus) -> (Rc<dyn IoSink>, u64) {
-        if let Some((stats, start, block_size)) = &self.account {
+        if let Some(Account { stats, start, block_size }) = &self.account {
             stats.book(self.op, self.blocks * u64::from(*block_size), now.saturating_sub(*start), status);
         }
         (self.sink, self.tag)
@@ -277,64 +286,13 @@ impl BdevError {
     }
 }
 
-/// Counters of one device, summed over its channels; written with relaxed adds, read by RPC from anywhere.
-#[derive(Debug, Default)]
-pub struct IoStats {
-    pub read: OpStats,
-    pub write: OpStats,
-    pub unmap: OpStats,
-    /// Failed I/O by NVMe status (raw), for `io_error`.
-    pub errors: AtomicU64,
-}
-
-/// Counters of one kind of I/O.
-#[derive(Debug)]
-pub struct OpStats {
-    pub bytes: AtomicU64,
-    pub ops: AtomicU64,
-    pub latency_ns: AtomicU64,
-    pub max_ns: AtomicU64,
-    pub min_ns: AtomicU64,
-}
-
-impl Default for OpStats {
-    fn default() -> Self {
-        Self {
-            bytes: AtomicU64::new(0),
-            ops: AtomicU64::new(0),
-            latency_ns: AtomicU64::new(0),
-            max_ns: AtomicU64::new(0),
-            min_ns: AtomicU64::new(u64::MAX),
-        }
-    }
-}
-
-impl IoStats {
-    fn book(&self, op: IoOp, bytes: u64, ns: Nanos, status: IoStatus) {
-        if !status.is_success() {
-            self.errors.fetch_add(1, Ordering::Relaxed);
-            return;
-        }
-        let counters = match op {
-            IoOp::Read => &self.read,
-            IoOp::Write { .. } => &self.write,
-            IoOp::Unmap | IoOp::WriteZeroes => &self.unmap,
-            _ => return,
-        };
-        counters.bytes.fetch_add(bytes, Ordering::Relaxed);
-        counters.ops.fetch_add(1, Ordering::Relaxed);
-        counters.latency_ns.fetch_add(ns, Ordering::Relaxed);
-        counters.max_ns.fetch_max(ns, Ordering::Relaxed);
-        counters.min_ns.fetch_min(ns, Ordering::Relaxed);
-    }
-}
-
 /// A channel with what the layer above all devices does: bounds, support, statistics, emulation.
 #[derive(Clone)]
 pub struct Chan {
     channel: Rc<dyn Channel>,
     bdev: Arc<dyn Bdev>,
-    stats: Arc<IoStats>,
+    /// Counted without touching a shared counter: I/O of this channel stays on its core.
+    stats: Rc<Arc<CoreIoStats>>,
     block_size: u32,
     io_types: IoTypes,
 }
@@ -361,7 +319,7 @@ impl Chan {
         Ok(Self {
             channel,
             bdev: Arc::clone(bdev),
-            stats: Arc::clone(stats),
+            stats: Rc::new(stats.of_core(core.id())),
             block_size: info.block_size,
             io_types: info.io_types,
         })
@@ -375,7 +333,8 @@ impl Chan {
 
     /// Takes an I/O; it comes back through its sink.
     pub fn submit(&self, core: &Core, mut io: Io) {
-        io.account = Some((Arc::clone(&self.stats), core.now(), self.block_size));
+        let stats = Rc::clone(&self.stats);
+        io.account = Some(Account { stats, start: core.now(), block_size: self.block_size });
         match io.op {
             IoOp::Flush if !self.io_types.flush => core.complete(io, Status::SUCCESS),
             IoOp::Flush | IoOp::Reset => self.channel.submit(core, io),

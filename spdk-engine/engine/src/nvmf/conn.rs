@@ -1,10 +1,10 @@
 //! A connection: one socket and its [`Session`], pumped on the core that has it.
 //!
-//! *Flow.* readable → receive and parse → each command to the [`Owner`] → completions → one vectored send for all that
-//! gathered in a turn of the loop.
+//! *Flow.* one receive → each command in it to the [`Owner`] → completions → one vectored send for all that gathered in
+//! the turn of the loop. The turn is the batch: the host works on one batch of answers while this end receives the next.
 //!
-//! *Invariants.* One readiness event does bounded work ([`PUMP_COMMANDS`], [`PUMP_BYTES`]) and then queues itself
-//! behind the other work of the core. [`Owner::lost`] is called at most once, from the loop. After [`Conn::close`] or
+//! *Invariants.* One turn does bounded work for a connection ([`PUMP_COMMANDS`], one receive) and then lets the others
+//! have theirs. While a host does not take its answers nothing is received from it. [`Owner::lost`] is called at most once, from the loop. After [`Conn::close`] or
 //! [`Conn::detach`] the owner hears no more.
 //!
 //! *When things fail.* Any socket error loses the connection. A terminated session (see [`Fault`]) waits
@@ -18,12 +18,10 @@ use std::rc::Rc;
 use super::session::{Completion, Fault, Reason, Session, Target};
 use crate::reactor::driver::{NANOS_PER_MS, Nanos};
 use crate::reactor::net::Stream;
-use crate::reactor::{Core, OnReady, WatchId};
+use crate::reactor::{Core, OnReady, Polled, WatchId};
 
-/// Commands handled per readiness event.
-const PUMP_COMMANDS: u32 = 64;
-/// Bytes received per readiness event.
-const PUMP_BYTES: usize = 1 << 20;
+/// Commands taken per turn.
+const PUMP_COMMANDS: u32 = 32;
 /// How long the peer may take to close after a termination request.
 pub const TERMINATED_NS: Nanos = 30_000 * NANOS_PER_MS;
 /// How long commands wait before they ask the pool for buffers again.
@@ -44,7 +42,6 @@ pub struct Conn {
     owner: RefCell<Option<Rc<dyn Owner>>>,
     watch: Cell<Option<WatchId>>,
     writing: Cell<bool>,
-    pump_queued: Cell<bool>,
     flush_queued: Cell<bool>,
     terminating: Cell<bool>,
     retry_armed: Cell<bool>,
@@ -59,10 +56,13 @@ impl std::fmt::Debug for Conn {
     }
 }
 
+/// The connection has ended.
+struct Lost;
+
 enum Step {
     Execute(u16),
-    /// Nothing more to read or parse now.
-    Blocked,
+    /// Nothing is left to parse.
+    Dry,
     Lost,
 }
 
@@ -76,7 +76,6 @@ impl Conn {
             owner: RefCell::new(None),
             watch: Cell::new(None),
             writing: Cell::new(false),
-            pump_queued: Cell::new(false),
             flush_queued: Cell::new(false),
             terminating: Cell::new(false),
             retry_armed: Cell::new(false),
@@ -90,9 +89,8 @@ impl Conn {
         self.set_owner(owner);
         let raw = self.stream.borrow().as_ref().map(|s| s.raw());
         if let Some(raw) = raw {
-            self.watch.set(Some(core.watch(raw, Rc::clone(self) as Rc<dyn OnReady>)));
+            self.watch.set(Some(core.watch_hot(raw, Rc::clone(self) as Rc<dyn OnReady>)));
         }
-        self.queue_pump(core);
     }
 
     /// Hands the connection to another owner.
@@ -152,31 +150,16 @@ impl Conn {
         self.queue_flush(core);
     }
 
-    /// Sends later in this turn what is waiting.
+    /// Sends at the end of this turn what is waiting.
     pub fn queue_flush(self: &Rc<Self>, core: &Core) {
         if !self.writing.get() && !self.flush_queued.replace(true) {
-            let conn = Rc::clone(self);
-            core.defer(move |core| {
-                conn.flush_queued.set(false);
-                conn.flush(core);
-            });
+            core.queue_flush(Rc::clone(self) as Rc<dyn OnReady>);
         }
     }
 
     /// Handles at once all that has arrived, whatever it takes.
     pub fn pump_all(self: &Rc<Self>, core: &Core) {
-        while self.pump(core) {}
-    }
-
-    /// Reads and parses later in this turn.
-    pub fn queue_pump(self: &Rc<Self>, core: &Core) {
-        if !self.pump_queued.replace(true) {
-            let conn = Rc::clone(self);
-            core.defer(move |core| {
-                conn.pump_queued.set(false);
-                conn.pump_and_requeue(core);
-            });
-        }
+        while self.pump(core) == Polled::Worked {}
     }
 
     fn owner(&self) -> Option<Rc<dyn Owner>> {
@@ -190,35 +173,37 @@ impl Conn {
         }
     }
 
-    fn pump_and_requeue(self: &Rc<Self>, core: &Core) {
-        if self.pump(core) {
-            self.queue_pump(core);
-        }
-    }
-
-    /// Bounded work; true when there may be more.
-    fn pump(self: &Rc<Self>, core: &Core) -> bool {
+    /// Takes what was received, or receives once and takes that.
+    fn pump(self: &Rc<Self>, core: &Core) -> Polled {
         let mut commands = 0;
-        let mut bytes = 0;
-        while commands < PUMP_COMMANDS && bytes < PUMP_BYTES {
-            match self.step(&mut bytes) {
+        let mut received = false;
+        loop {
+            match self.step() {
                 Step::Execute(slot) => {
                     commands += 1;
-                    let Some(owner) = self.owner() else { return false };
+                    let Some(owner) = self.owner() else { return Polled::Worked };
                     owner.execute(core, self, slot);
+                    if commands == PUMP_COMMANDS {
+                        break;
+                    }
                 }
-                Step::Blocked => {
-                    self.after_pump(core);
-                    return bytes >= PUMP_BYTES;
-                }
+                Step::Dry if received || commands > 0 => break,
+                Step::Dry => match self.receive() {
+                    Ok(Polled::Worked) => received = true,
+                    Ok(other) => return other,
+                    Err(Lost) => {
+                        self.lost(core);
+                        return Polled::Worked;
+                    }
+                },
                 Step::Lost => {
                     self.lost(core);
-                    return false;
+                    return Polled::Worked;
                 }
             }
         }
         self.after_pump(core);
-        true
+        Polled::Worked
     }
 
     fn after_pump(self: &Rc<Self>, core: &Core) {
@@ -255,60 +240,44 @@ impl Conn {
     fn retry_buffers(self: &Rc<Self>, core: &Core) {
         self.retry_armed.set(false);
         self.session.borrow_mut().retry_buffers();
-        self.pump_and_requeue(core);
+        self.pump(core);
+        self.after_pump(core);
     }
 
-    /// Parses, and receives when there is nothing to parse.
-    fn step(&self, bytes: &mut usize) -> Step {
-        let mut stream = self.stream.borrow_mut();
-        let Some(stream) = stream.as_mut() else { return Step::Blocked };
+    fn step(&self) -> Step {
         let mut session = self.session.borrow_mut();
-        loop {
-            if let Some(slot) = session.next_command() {
-                return Step::Execute(slot);
-            }
-            if let Some(Fault::Broken(reason)) = session.fault() {
+        if let Some(slot) = session.next_command() {
+            return Step::Execute(slot);
+        }
+        match session.fault() {
+            Some(Fault::Broken(reason)) => {
                 if reason != Reason::Stopped {
                     tracing::warn!(peer = ?self.peer, %reason, "connection closed");
                 }
-                return Step::Lost;
+                Step::Lost
             }
-            if *bytes >= PUMP_BYTES {
-                return Step::Blocked;
-            }
-            let (result, direct) = match session.target() {
-                Target::Paused => return Step::Blocked,
-                Target::Scratch(space) => (stream.recv(space), false),
-                Target::Payload(part) => (stream.recv_memory(&part, 0), true),
-            };
-            match result {
-                Ok(0) => return Step::Lost,
-                Ok(count) => {
-                    *bytes += count;
-                    session.received(count, direct);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Step::Blocked,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return Step::Lost,
-            }
+            _ => Step::Dry,
         }
     }
 
-    fn flush(self: &Rc<Self>, core: &Core) {
-        if self.writing.get() {
-            return;
-        }
-        let was_clogged = self.session.borrow().is_clogged();
-        if !self.send() {
-            return self.lost(core);
-        }
-        if self.writing.get()
-            && let Some(watch) = self.watch.get()
-        {
-            core.want_write(watch);
-        }
-        if was_clogged && !self.session.borrow().is_clogged() {
-            self.queue_pump(core);
+    /// Receives once.
+    fn receive(&self) -> Result<Polled, Lost> {
+        let mut stream = self.stream.borrow_mut();
+        let Some(stream) = stream.as_mut() else { return Ok(Polled::Nothing) };
+        let mut session = self.session.borrow_mut();
+        let result = match session.target() {
+            Target::Paused => return Ok(Polled::Paused),
+            Target::Scratch(space) => stream.recv(space),
+            Target::Payload(part, space) => stream.recv_split(&part, space),
+        };
+        match result {
+            Ok(0) => Err(Lost),
+            Ok(count) => {
+                session.received(count);
+                Ok(Polled::Worked)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(Polled::Nothing),
+            Err(_) => Err(Lost),
         }
     }
 
@@ -335,11 +304,33 @@ impl Conn {
 
 impl OnReady for Conn {
     fn readable(self: Rc<Self>, core: &Core) {
-        self.pump_and_requeue(core);
+        self.pump(core);
     }
 
     fn writable(self: Rc<Self>, core: &Core) {
         self.writing.set(false);
-        self.flush(core);
+        self.turn_ends(core);
+    }
+
+    fn poll(self: Rc<Self>, core: &Core) -> Polled {
+        self.pump(core)
+    }
+
+    fn turn_ends(self: Rc<Self>, core: &Core) {
+        self.flush_queued.set(false);
+        if self.writing.get() {
+            return;
+        }
+        let was_clogged = self.session.borrow().is_clogged();
+        if !self.send() {
+            return self.lost(core);
+        }
+        let Some(watch) = self.watch.get() else { return };
+        if self.writing.get() {
+            core.want_write(watch);
+        }
+        if was_clogged && !self.session.borrow().is_clogged() {
+            core.poll_again(watch);
+        }
     }
 }

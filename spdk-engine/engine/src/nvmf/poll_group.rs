@@ -134,6 +134,7 @@ pub fn adopt(core: &Core, adoption: Adoption) {
         conn: Rc::clone(&conn),
         table,
         ana: adoption.ana,
+        group: Rc::clone(&group),
         started: RefCell::new(Vec::new()),
         running: Cell::new(0),
         closing: Cell::new(false),
@@ -244,6 +245,7 @@ pub struct IoQueue {
     pub conn: Rc<Conn>,
     pub table: Rc<NamespaceTable>,
     pub ana: Option<Arc<AnaStates>>,
+    group: Rc<PollGroup>,
     /// The namespace of each command that executes, by slot.
     started: RefCell<Vec<Option<Rc<OpenNamespace>>>>,
     running: Cell<u32>,
@@ -273,7 +275,7 @@ impl IoQueue {
             namespace.idle.wake();
         }
         self.running.set(self.running.get() - 1);
-        self.count_completion(core);
+        self.count_completion();
         if status.is(Status::INTERNAL_PATH_ERROR) && !self.closing.replace(true) {
             // This engine is no longer the volume's. A host would use up its retries on answers; a connection that
             // ends makes it keep the command and look for the volume again.
@@ -290,15 +292,14 @@ impl IoQueue {
 
     /// Answers a command that never began.
     pub fn refuse(&self, core: &Core, slot: u16, status: IoStatus) {
-        self.count_completion(core);
+        self.count_completion();
         self.conn.complete(core, slot, status);
     }
 
-    fn count_completion(&self, core: &Core) {
-        let group = group(core);
-        let mut stats = group.stats.get();
+    fn count_completion(&self) {
+        let mut stats = self.group.stats.get();
         stats.completed_nvme_io += 1;
-        group.stats.set(stats);
+        self.group.stats.set(stats);
     }
 
     fn settle(self: &Rc<Self>, core: &Core) -> Option<oneshot::Receiver<()>> {
@@ -353,7 +354,7 @@ impl IoQueue {
 
     fn gone(&self, core: &Core) {
         self.conn.flush_and_close(core);
-        group(core).forget(core, self);
+        self.group.forget(core, self);
         queues::gone(core, self.key);
     }
 }

@@ -48,6 +48,8 @@ pub trait Driver {
     fn submit_disk(&mut self, op: &mut DiskOp, token: u64);
     /// Watches a socket for something to read, until [`Driver::unwatch`].
     fn watch(&mut self, fd: RawFd, token: u64);
+    /// Asks for one [`Event::Readable`], at once when there is something already.
+    fn watch_once(&mut self, fd: RawFd, token: u64);
     /// Asks for one [`Event::Writable`].
     fn want_write(&mut self, fd: RawFd, token: u64);
     /// Ends a watch. Events already queued for the token may still arrive; the reactor ignores them.

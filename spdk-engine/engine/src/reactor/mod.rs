@@ -5,9 +5,13 @@
 //! Core 0 is the *control core*: it owns the registry of devices, the targets' configuration, admin queues and the RPC
 //! socket, and never carries I/O queues; so RPC does not wait behind I/O. The others are data cores.
 //!
-//! *Flow.* [`Reactor::turn`] = poll driver → deliver events → mail → timers → tasks → completions, until nothing is
-//! left, then: spin for [`Policy::spin_ns`] after the last work, then park in the driver (adaptive idle). Every wake-up,
-//! whether from a socket, a disk, a timer or a message, comes through the driver.
+//! *Flow.* [`Reactor::turn`] = poll driver → deliver events → hot sockets → mail → timers → tasks → completions →
+//! flushes, until nothing is left; then spin for as long as [`idle`] finds worth it, then park in the driver. Every
+//! wake-up of a parked core, whether from a socket, a disk, a timer or a message, comes through the driver.
+//!
+//! *Hot sockets.* A socket that carries traffic is asked directly in each turn ([`OnReady::poll`]): a receive that finds
+//! nothing costs less than the readiness event that it makes superfluous. A socket that stays silent while others keep
+//! the core busy, and every socket before the core parks, is handed back to the driver.
 //!
 //! *Invariants.* No locks on the I/O path; nothing here blocks but [`Driver::park`]. Completions are delivered from the
 //! loop, never from inside a submit, so a device may complete at once without re-entering its submitter.
@@ -17,6 +21,8 @@
 pub mod disk;
 pub mod driver;
 mod exec;
+mod hot;
+pub mod idle;
 pub mod mail;
 pub mod net;
 pub mod timer;
@@ -38,6 +44,8 @@ use crate::bdev::{Io, IoSink, IoStatus};
 use disk::DiskOp;
 use driver::{Driver, Event, Nanos};
 use exec::LocalTasks;
+use hot::HotList;
+use idle::{Idle, Policy};
 use mail::{MailSlot, Mailbox};
 use timer::{TimerFn, TimerId, Timers};
 
@@ -48,12 +56,28 @@ pub struct CoreId(pub u32);
 /// The control core.
 pub const CONTROL: CoreId = CoreId(0);
 
+/// What [`OnReady::poll`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Polled {
+    Worked,
+    Nothing,
+    /// Nothing is wanted from the socket until [`Core::poll_again`].
+    Paused,
+}
+
 /// Told when a watched socket can be read or written.
 pub trait OnReady {
     /// There is something to read, or the peer has ended the stream.
     fn readable(self: Rc<Self>, core: &Core);
     /// An earlier [`Core::want_write`] has come true.
     fn writable(self: Rc<Self>, core: &Core);
+    /// Receives once, if the socket was watched by [`Core::watch_hot`].
+    fn poll(self: Rc<Self>, core: &Core) -> Polled {
+        self.readable(core);
+        Polled::Worked
+    }
+    /// The turn ends: [`Core::queue_flush`] asked for this call.
+    fn turn_ends(self: Rc<Self>, _core: &Core) {}
 }
 
 /// Told when a disk operation has ended.
@@ -65,13 +89,6 @@ pub trait OnDisk {
 /// Names a watched socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WatchId(u64);
-
-/// When to spin and when to sleep.
-#[derive(Debug, Clone, Copy)]
-pub struct Policy {
-    /// How long to poll after the last work before sleeping, in nanoseconds.
-    pub spin_ns: Nanos,
-}
 
 /// How a core has spent its time, in nanoseconds since its start; readable from any thread.
 #[derive(Debug, Default)]
@@ -100,6 +117,8 @@ struct Watch {
     fd: RawFd,
     generation: u32,
     handler: Rc<dyn OnReady>,
+    /// Asked in each turn while there is traffic, see [`OnReady::poll`].
+    polled: bool,
 }
 
 struct PendingDisk {
@@ -119,10 +138,19 @@ struct CoreInner {
     disks: RefCell<Slab<PendingDisk>>,
     timers: RefCell<Timers>,
     tasks: LocalTasks,
-    done: RefCell<VecDeque<(Io, IoStatus)>>,
+    hot: HotList,
+    done: RefCell<VecDeque<Done>>,
+    flushes: RefCell<Vec<Rc<dyn OnReady>>>,
     deferred: RefCell<VecDeque<Box<dyn FnOnce(&Core)>>>,
     locals: RefCell<HashMap<TypeId, Rc<dyn Any>>>,
     stop: Cell<bool>,
+}
+
+/// An I/O that has ended and whose submitter is to be told.
+struct Done {
+    sink: Rc<dyn IoSink>,
+    tag: u64,
+    status: IoStatus,
 }
 
 /// Handle to the reactor of the current thread.
@@ -264,12 +292,32 @@ impl Core {
 
     /// Watches a socket for reading.
     pub fn watch(&self, fd: RawFd, handler: Rc<dyn OnReady>) -> WatchId {
-        let generation = self.0.generation.get().wrapping_add(1) & 0x00ff_ffff;
-        self.0.generation.set(generation);
-        let key = self.0.watches.borrow_mut().insert(Watch { fd, generation, handler });
-        let token = u64::from(generation) << 32 | key as u64;
+        let token = self.add_watch(fd, handler, false);
         self.0.driver.borrow_mut().watch(fd, token);
         WatchId(token)
+    }
+
+    /// Watches a socket that carries I/O: while it does, [`OnReady::poll`] is called in each turn instead of
+    /// [`OnReady::readable`] for each event.
+    pub fn watch_hot(&self, fd: RawFd, handler: Rc<dyn OnReady>) -> WatchId {
+        let token = self.add_watch(fd, Rc::clone(&handler), true);
+        self.0.hot.add(token, fd, handler);
+        WatchId(token)
+    }
+
+    /// Ends the pause of a socket that has answered [`Polled::Paused`].
+    pub fn poll_again(&self, watch: WatchId) {
+        let found = self.with_watch(watch.0, |w| (w.fd, Rc::clone(&w.handler)));
+        if let Some((fd, handler)) = found {
+            self.0.hot.add(watch.0, fd, handler);
+        }
+    }
+
+    fn add_watch(&self, fd: RawFd, handler: Rc<dyn OnReady>, polled: bool) -> u64 {
+        let generation = self.0.generation.get().wrapping_add(1) & 0x00ff_ffff;
+        self.0.generation.set(generation);
+        let key = self.0.watches.borrow_mut().insert(Watch { fd, generation, handler, polled });
+        u64::from(generation) << 32 | key as u64
     }
 
     /// Asks for one `writable` call.
@@ -283,6 +331,7 @@ impl Core {
     pub fn unwatch(&self, watch: WatchId) {
         if let Some(fd) = self.with_watch(watch.0, |w| w.fd) {
             let watch_slot = self.0.watches.borrow_mut().remove((watch.0 & 0xffff_ffff) as usize);
+            self.0.hot.remove(watch.0);
             self.0.driver.borrow_mut().unwatch(fd, watch.0);
             drop(watch_slot);
         }
@@ -296,7 +345,13 @@ impl Core {
 
     /// Ends an I/O: its submitter is told from the loop.
     pub fn complete(&self, io: Io, status: IoStatus) {
-        self.0.done.borrow_mut().push_back((io, status));
+        let (sink, tag) = io.finish(self.now(), status);
+        self.0.done.borrow_mut().push_back(Done { sink, tag, status });
+    }
+
+    /// Calls [`OnReady::turn_ends`] at the end of this turn; the caller sees to it that it asks once.
+    pub fn queue_flush(&self, socket: Rc<dyn OnReady>) {
+        self.0.flushes.borrow_mut().push(socket);
     }
 
     /// This core's instance of `T`, made by `make` at the first call.
@@ -342,9 +397,13 @@ impl Drop for Sleep {
 pub struct Reactor {
     core: Core,
     mail: MailSlot,
-    policy: Policy,
+    idle: Idle,
     stats: Arc<CoreStats>,
     events: Vec<Event>,
+    /// Emptied and put back by each turn, so that its room is kept.
+    flushing: Vec<Rc<dyn OnReady>>,
+    /// Turns without work since the clock was read.
+    stale_turns: u32,
 }
 
 impl std::fmt::Debug for Reactor {
@@ -355,6 +414,8 @@ impl std::fmt::Debug for Reactor {
 
 /// Most events, messages or completions of one kind handled before the loop looks at the others.
 const BATCH: usize = 256;
+/// Turns without work that share one reading of the clock: reading it costs as much as the rest of such a turn.
+const STALE_TURNS: u32 = 8;
 
 impl Reactor {
     /// Makes a core on the current thread.
@@ -374,13 +435,24 @@ impl Reactor {
             disks: RefCell::new(Slab::new()),
             timers: RefCell::new(Timers::default()),
             tasks: LocalTasks::new(mail.clone()),
+            hot: HotList::default(),
             done: RefCell::new(VecDeque::new()),
+            flushes: RefCell::new(Vec::new()),
             deferred: RefCell::new(VecDeque::new()),
             locals: RefCell::new(HashMap::new()),
             stop: Cell::new(false),
         });
         let peer = Peer { id, mail, stats: Arc::clone(&stats), cpu: None };
-        (Self { core: Core(inner), mail: slot, policy, stats, events: Vec::new() }, peer)
+        let reactor = Self {
+            core: Core(inner),
+            mail: slot,
+            idle: Idle::new(policy, now),
+            stats,
+            events: Vec::new(),
+            flushing: Vec::new(),
+            stale_turns: 0,
+        };
+        (reactor, peer)
     }
 
     /// Tells the core of all the cores; before the first turn.
@@ -396,22 +468,24 @@ impl Reactor {
 
     /// Runs until [`Core::stop`].
     pub fn run(&mut self) {
-        let mut last_work = self.core.now();
-        let mut mark = last_work;
+        let mut mark = self.core.now();
+        let mut was_working = true;
         while !self.core.0.stop.get() {
             let worked = self.turn();
             let now = self.core.now();
-            let bucket = if worked { &self.stats.busy_ns } else { &self.stats.spin_ns };
-            bucket.fetch_add(now.saturating_sub(mark), Ordering::Relaxed);
-            mark = now;
+            if now != mark {
+                let bucket = if was_working { &self.stats.busy_ns } else { &self.stats.spin_ns };
+                add(bucket, now.saturating_sub(mark));
+                mark = now;
+            }
+            was_working = worked;
             if worked {
-                last_work = now;
-            } else if now.saturating_sub(last_work) >= self.policy.spin_ns {
+                self.idle.worked(now);
+            } else if self.idle.is_over(now) {
                 self.park();
                 let after = self.core.now();
-                self.stats.parked_ns.fetch_add(after.saturating_sub(mark), Ordering::Relaxed);
+                add(&self.stats.parked_ns, after.saturating_sub(mark));
                 mark = after;
-                last_work = after;
             }
         }
     }
@@ -423,34 +497,51 @@ impl Reactor {
             self.mail.announce_park(false);
             self.refresh_clock();
             message(&self.core);
+            self.idle.worked(self.core.now());
             return;
         }
         let until = self.core.0.timers.borrow_mut().next_due();
         let mut events = std::mem::take(&mut self.events);
-        self.core.0.driver.borrow_mut().park(until, &mut events);
+        {
+            let mut driver = self.core.0.driver.borrow_mut();
+            self.core.0.hot.cool_all(|fd, token| driver.watch_once(fd, token));
+            driver.park(until, &mut events);
+        }
         self.mail.announce_park(false);
         self.refresh_clock();
+        self.idle.woke(self.core.now());
         self.deliver(&mut events);
         self.events = events;
     }
 
-    fn refresh_clock(&self) {
+    fn refresh_clock(&mut self) {
+        self.stale_turns = 0;
         let now = self.core.0.driver.borrow().now();
         self.core.0.now.set(now);
     }
 
     /// One pass over everything that may have happened; true when there was something.
     pub fn turn(&mut self) -> bool {
-        self.refresh_clock();
+        if self.stale_turns == 0 || self.stale_turns >= STALE_TURNS {
+            self.refresh_clock();
+        }
         let mut events = std::mem::take(&mut self.events);
         self.core.0.driver.borrow_mut().poll(&mut events);
         let mut worked = self.deliver(&mut events);
         self.events = events;
+        worked |= self.core.0.hot.poll(&self.core);
         worked |= self.run_mail();
         worked |= self.run_timers();
         worked |= self.core.0.tasks.run(BATCH);
         worked |= self.run_deferred();
         worked |= self.run_completions();
+        worked |= self.run_flushes();
+        if worked {
+            self.stale_turns = 0;
+            self.cool_silent();
+        } else {
+            self.stale_turns += 1;
+        }
         worked
     }
 
@@ -459,11 +550,7 @@ impl Reactor {
         for event in events.drain(..) {
             match event {
                 Event::Disk { token, result } => self.disk_event(token, result),
-                Event::Readable { token } => {
-                    if let Some(handler) = self.core.with_watch(token, |w| Rc::clone(&w.handler)) {
-                        handler.readable(&self.core);
-                    }
-                }
+                Event::Readable { token } => self.readable(token),
                 Event::Writable { token } => {
                     if let Some(handler) = self.core.with_watch(token, |w| Rc::clone(&w.handler)) {
                         handler.writable(&self.core);
@@ -472,6 +559,21 @@ impl Reactor {
             }
         }
         worked
+    }
+
+    fn readable(&self, token: u64) {
+        let found = self.core.with_watch(token, |w| (w.polled, w.fd, Rc::clone(&w.handler)));
+        match found {
+            Some((true, fd, handler)) => self.core.0.hot.add(token, fd, handler),
+            Some((false, _, handler)) => handler.readable(&self.core),
+            None => {}
+        }
+    }
+
+    /// Hands sockets that have been silent for long in a busy core back to the driver.
+    fn cool_silent(&self) {
+        let mut driver = self.core.0.driver.borrow_mut();
+        self.core.0.hot.cool_silent(|fd, token| driver.watch_once(fd, token));
     }
 
     fn disk_event(&self, token: u64, result: i32) {
@@ -524,10 +626,23 @@ impl Reactor {
     fn run_completions(&self) -> bool {
         for count in 0..BATCH {
             let next = self.core.0.done.borrow_mut().pop_front();
-            let Some((io, status)) = next else { return count > 0 };
-            let (sink, tag): (Rc<dyn IoSink>, u64) = io.finish(self.core.now(), status);
+            let Some(Done { sink, tag, status }) = next else { return count > 0 };
             sink.io_done(&self.core, tag, status);
         }
         true
     }
+
+    fn run_flushes(&mut self) -> bool {
+        std::mem::swap(&mut *self.core.0.flushes.borrow_mut(), &mut self.flushing);
+        let any = !self.flushing.is_empty();
+        for socket in self.flushing.drain(..) {
+            socket.turn_ends(&self.core);
+        }
+        any
+    }
+}
+
+/// Adds to a counter that only this thread writes.
+fn add(counter: &AtomicU64, value: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }

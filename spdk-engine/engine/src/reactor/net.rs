@@ -48,8 +48,9 @@ pub const MAX_PIECES: usize = 64;
 pub trait Stream: Send + Debug {
     /// Receives into plain memory.
     fn recv(&mut self, into: &mut [u8]) -> io::Result<usize>;
-    /// Receives straight into an I/O buffer from `at` (write phase: the caller is its only user).
-    fn recv_memory(&mut self, into: &Memory, at: usize) -> io::Result<usize>;
+    /// Receives straight into an I/O buffer (write phase: the caller is its only user), and what comes after it into
+    /// plain memory.
+    fn recv_split(&mut self, into: &Memory, then: &mut [u8]) -> io::Result<usize>;
     /// Sends at most [`MAX_PIECES`] pieces in order; the count may end within a piece.
     fn send(&mut self, pieces: &[Piece<'_>]) -> io::Result<usize>;
     /// The outcome of a connect, once writable.
@@ -137,10 +138,17 @@ fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-fn recv_memory(fd: RawFd, into: &Memory, at: usize) -> io::Result<usize> {
-    let len = into.len().checked_sub(at).ok_or(io::ErrorKind::InvalidInput)?;
-    // SAFETY: `at + len` is the buffer's length, so the kernel writes inside it; the buffer outlives the call.
-    check(unsafe { libc::recv(fd, into.as_mut_ptr().add(at).cast(), len, libc::MSG_DONTWAIT) })
+fn recv_split(fd: RawFd, into: &Memory, then: &mut [u8]) -> io::Result<usize> {
+    let mut iov = [
+        libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() },
+        libc::iovec { iov_base: then.as_mut_ptr().cast(), iov_len: then.len() },
+    ];
+    // SAFETY: an all-zero msghdr is valid: no name, no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iov.as_mut_ptr();
+    message.msg_iovlen = iov.len() as _;
+    // SAFETY: both parts outlive the call, and the kernel writes inside their lengths.
+    check(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })
 }
 
 fn send(fd: RawFd, pieces: &[Piece<'_>]) -> io::Result<usize> {
@@ -171,8 +179,8 @@ macro_rules! kernel_stream {
             fn recv(&mut self, into: &mut [u8]) -> io::Result<usize> {
                 io::Read::read(self, into)
             }
-            fn recv_memory(&mut self, into: &Memory, at: usize) -> io::Result<usize> {
-                recv_memory(self.as_raw_fd(), into, at)
+            fn recv_split(&mut self, into: &Memory, then: &mut [u8]) -> io::Result<usize> {
+                recv_split(self.as_raw_fd(), into, then)
             }
             fn send(&mut self, pieces: &[Piece<'_>]) -> io::Result<usize> {
                 send(self.as_raw_fd(), pieces)

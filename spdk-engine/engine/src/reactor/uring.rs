@@ -1,7 +1,8 @@
 //! The real driver: one io_uring per core for disks, socket readiness, wake-ups and sleep.
 //!
 //! *What it is.* Everything that can end a core's sleep is a completion of this one ring: disk operations, socket
-//! polls (multishot for reading, one-shot for writing), and an eventfd that other threads write. A parked core costs
+//! polls (for reading multishot, or one-shot where the reactor asks the socket itself while it carries traffic; for
+//! writing one-shot), and an eventfd that other threads write. A parked core costs
 //! nothing; a busy one looks at the completion queue without a system call.
 //!
 //! *Invariants.* User data carries the caller's token with the kind in the top byte. A multishot poll that the kernel
@@ -115,9 +116,9 @@ impl UringDriver {
         self.push(entry.user_data(KIND_WAKE << KIND_SHIFT));
     }
 
-    fn arm_read(&mut self, fd: RawFd, token: u64) {
+    fn arm_read(&mut self, fd: RawFd, token: u64, multi: bool) {
         let mask = (libc::POLLIN | libc::POLLRDHUP) as u32;
-        let entry = opcode::PollAdd::new(Fd(fd), mask).multi(true).build();
+        let entry = opcode::PollAdd::new(Fd(fd), mask).multi(multi).build();
         self.push(entry.user_data(KIND_READ << KIND_SHIFT | token));
     }
 
@@ -180,7 +181,7 @@ impl UringDriver {
         }
         for token in rearm {
             if let Some(fd) = self.watched.get(&token).copied() {
-                self.arm_read(fd, token);
+                self.arm_read(fd, token, true);
             }
         }
     }
@@ -218,7 +219,11 @@ impl Driver for UringDriver {
 
     fn watch(&mut self, fd: RawFd, token: u64) {
         self.watched.insert(token, fd);
-        self.arm_read(fd, token);
+        self.arm_read(fd, token, true);
+    }
+
+    fn watch_once(&mut self, fd: RawFd, token: u64) {
+        self.arm_read(fd, token, false);
     }
 
     fn want_write(&mut self, fd: RawFd, token: u64) {

@@ -1,7 +1,6 @@
 //! Methods about block devices in general: list, statistics, and the options.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,8 +8,10 @@ use serde_json::{Value, json};
 use super::framework::TICK_RATE;
 use super::{Methods, RpcError, RpcResult, When, params};
 use crate::app::App;
+use crate::bdev::IoTypes;
 use crate::bdev::registry::Entry;
-use crate::bdev::{IoTypes, OpStats};
+use crate::bdev::stats::{Counts, OpCounts, Reset};
+use crate::reactor::CoreId;
 use crate::reactor::driver::NANOS_PER_MS;
 
 /// Most names in one `bdev_get_iostat`.
@@ -146,7 +147,7 @@ struct GetIostat {
     reset_mode: ResetMode,
 }
 
-#[derive(Deserialize, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Deserialize, Default, Clone, Copy)]
 #[serde(rename_all = "lowercase")]
 enum ResetMode {
     #[default]
@@ -154,6 +155,17 @@ enum ResetMode {
     All,
     Maxmin,
     Error,
+}
+
+impl ResetMode {
+    fn of_counters(self) -> Option<Reset> {
+        match self {
+            Self::None => None,
+            Self::All => Some(Reset::All),
+            Self::Maxmin => Some(Reset::Extremes),
+            Self::Error => Some(Reset::Errors),
+        }
+    }
 }
 
 fn get_iostat(app: &App, params: Option<Value>) -> RpcResult {
@@ -172,54 +184,52 @@ fn get_iostat(app: &App, params: Option<Value>) -> RpcResult {
         let find = |n: &String| registry.find(n).ok_or_else(|| RpcError::errno(libc::ENODEV));
         names.iter().map(find).collect::<Result<_, _>>()?
     };
-    let stats: Vec<_> = entries.iter().map(|e| iostat(e, request.reset_mode)).collect();
     let ticks = app.core().now();
-    if request.per_channel {
-        let name = entries.first().map(|e| e.bdev.info().name);
-        // Channels of one device share its counters here: one entry stands for all of them.
-        return Ok(json!({ "tick_rate": TICK_RATE, "ticks": ticks, "name": name, "channels": stats }));
+    let answer = match entries.first().filter(|_| request.per_channel) {
+        Some(entry) => {
+            let name = entry.bdev.info().name;
+            let channels: Vec<_> = entry.stats.by_core().iter().map(|(core, c)| channel_iostat(*core, c)).collect();
+            json!({ "tick_rate": TICK_RATE, "ticks": ticks, "name": name, "channels": channels })
+        }
+        None => {
+            let bdevs: Vec<_> = entries.iter().map(|e| iostat(e)).collect();
+            json!({ "tick_rate": TICK_RATE, "ticks": ticks, "bdevs": bdevs })
+        }
+    };
+    if let Some(what) = request.reset_mode.of_counters() {
+        entries.iter().for_each(|e| e.stats.reset(what));
     }
-    Ok(json!({ "tick_rate": TICK_RATE, "ticks": ticks, "bdevs": stats }))
+    Ok(answer)
 }
 
-fn iostat(entry: &Entry, reset: ResetMode) -> Value {
+fn iostat(entry: &Entry) -> Value {
     let mut object = json!({ "name": entry.bdev.info().name });
-    let copy = OpStats::default();
-    let kinds =
-        [("read", &entry.stats.read), ("write", &entry.stats.write), ("unmap", &entry.stats.unmap), ("copy", &copy)];
-    let bytes_name = |kind: &str| match kind {
-        "write" => "bytes_written".to_owned(),
-        "unmap" => "bytes_unmapped".to_owned(),
-        "copy" => "bytes_copied".to_owned(),
-        other => format!("bytes_{other}"),
-    };
-    for (kind, s) in kinds {
-        object[bytes_name(kind)] = json!(s.bytes.load(Ordering::Relaxed));
-        object[format!("num_{kind}_ops")] = json!(s.ops.load(Ordering::Relaxed));
-    }
-    for (kind, s) in kinds {
-        let min = s.min_ns.load(Ordering::Relaxed);
-        object[format!("{kind}_latency_ticks")] = json!(s.latency_ns.load(Ordering::Relaxed));
-        object[format!("max_{kind}_latency_ticks")] = json!(s.max_ns.load(Ordering::Relaxed));
-        object[format!("min_{kind}_latency_ticks")] = json!(if min == u64::MAX { 0 } else { min });
-        reset_counters(s, reset);
-    }
-    let errors = entry.stats.errors.load(Ordering::Relaxed);
-    object["io_error"] = if errors == 0 { json!({}) } else { json!({ "error": errors }) };
-    if matches!(reset, ResetMode::All | ResetMode::Error) {
-        entry.stats.errors.store(0, Ordering::Relaxed);
-    }
+    put_counts(&mut object, &entry.stats.total());
     object
 }
 
-fn reset_counters(s: &OpStats, reset: ResetMode) {
-    if matches!(reset, ResetMode::All | ResetMode::Maxmin) {
-        s.max_ns.store(0, Ordering::Relaxed);
-        s.min_ns.store(u64::MAX, Ordering::Relaxed);
+fn channel_iostat(core: CoreId, counts: &Counts) -> Value {
+    let mut object = json!({ "thread_id": core.0 });
+    put_counts(&mut object, counts);
+    object
+}
+
+/// The members in SPDK's order.
+fn put_counts(object: &mut Value, counts: &Counts) {
+    let kinds = [
+        ("read", "bytes_read", counts.read),
+        ("write", "bytes_written", counts.write),
+        ("unmap", "bytes_unmapped", counts.unmap),
+        ("copy", "bytes_copied", OpCounts::default()),
+    ];
+    for (kind, bytes, c) in &kinds {
+        object[*bytes] = json!(c.bytes);
+        object[format!("num_{kind}_ops")] = json!(c.ops);
     }
-    if reset == ResetMode::All {
-        for counter in [&s.bytes, &s.ops, &s.latency_ns] {
-            counter.store(0, Ordering::Relaxed);
-        }
+    for (kind, _, c) in &kinds {
+        object[format!("{kind}_latency_ticks")] = json!(c.latency_ns);
+        object[format!("max_{kind}_latency_ticks")] = json!(c.max_ns);
+        object[format!("min_{kind}_latency_ticks")] = json!(if c.min_ns == u64::MAX { 0 } else { c.min_ns });
     }
+    object["io_error"] = if counts.errors == 0 { json!({}) } else { json!({ "error": counts.errors }) };
 }

@@ -4,7 +4,7 @@
 //! the [`Owner`] hears, and [`Conn::call`] for commands that are awaited. What is submitted in a turn of the loop goes
 //! out in one vectored send.
 //!
-//! *Invariants.* One readiness event does bounded work and then queues itself behind the other work of the core.
+//! *Invariants.* One turn does bounded work for a connection: one receive and what is in it.
 //! [`Owner::lost`] is called at most once, never from inside a call into the connection, and only after the socket was
 //! closed: nothing of the session can reach the controller any more from here.
 //!
@@ -23,12 +23,10 @@ use super::qpair::{Command, Completion, Params, Qpair, Target};
 use super::{HostError, Loss};
 use crate::reactor::driver::{NANOS_PER_MS, Nanos};
 use crate::reactor::net::Stream;
-use crate::reactor::{Core, OnReady, WatchId};
+use crate::reactor::{Core, OnReady, Polled, WatchId};
 
-/// Completions handled per readiness event.
+/// Completions handled per turn.
 const PUMP_COMPLETIONS: u32 = 128;
-/// Bytes received per readiness event.
-const PUMP_BYTES: usize = 1 << 20;
 /// How often deadlines are looked at while there are any.
 const DEADLINE_TICK_NS: Nanos = 100 * NANOS_PER_MS;
 /// Marks tags of awaited commands.
@@ -53,7 +51,6 @@ pub struct Conn {
     watch: Cell<Option<WatchId>>,
     connected: Cell<bool>,
     writing: Cell<bool>,
-    pump_queued: Cell<bool>,
     flush_queued: Cell<bool>,
     ticking: Cell<bool>,
 }
@@ -66,8 +63,8 @@ impl std::fmt::Debug for Conn {
 
 enum Step {
     Ended(Completion),
-    /// Nothing more to read or parse now.
-    Blocked,
+    /// Nothing is left to parse.
+    Dry,
     Lost(Loss),
 }
 
@@ -109,11 +106,10 @@ impl Conn {
             watch: Cell::new(None),
             connected: Cell::new(false),
             writing: Cell::new(true),
-            pump_queued: Cell::new(false),
             flush_queued: Cell::new(false),
             ticking: Cell::new(false),
         });
-        let watch = core.watch(raw, Rc::clone(&conn) as Rc<dyn OnReady>);
+        let watch = core.watch_hot(raw, Rc::clone(&conn) as Rc<dyn OnReady>);
         conn.watch.set(Some(watch));
         core.want_write(watch);
         let mut opening = Opening { core, conn: Some(Rc::clone(&conn)) };
@@ -249,49 +245,37 @@ impl Conn {
 
     fn queue_flush(self: &Rc<Self>, core: &Core) {
         if !self.writing.get() && !self.flush_queued.replace(true) {
-            let conn = Rc::clone(self);
-            core.defer(move |core| {
-                conn.flush_queued.set(false);
-                conn.flush(core);
-            });
+            core.queue_flush(Rc::clone(self) as Rc<dyn OnReady>);
         }
     }
 
-    fn queue_pump(self: &Rc<Self>, core: &Core) {
-        if !self.pump_queued.replace(true) {
-            let conn = Rc::clone(self);
-            core.defer(move |core| {
-                conn.pump_queued.set(false);
-                conn.pump(core);
-            });
-        }
-    }
-
-    /// Bounded work; queues itself when there may be more.
-    fn pump(self: &Rc<Self>, core: &Core) {
-        let (mut completions, mut bytes) = (0, 0);
+    /// Takes what was received, or receives once and takes that.
+    fn pump(self: &Rc<Self>, core: &Core) -> Polled {
+        let (mut completions, mut received) = (0, false);
         while completions < PUMP_COMPLETIONS {
-            match self.step(&mut bytes) {
+            match self.step() {
                 Step::Ended(completion) => {
                     completions += 1;
                     self.ended(core, &completion);
                 }
-                Step::Blocked => {
-                    self.after_pump(core);
-                    if bytes >= PUMP_BYTES {
-                        self.queue_pump(core);
-                    }
-                    return;
-                }
-                Step::Lost(loss) => {
-                    // Best effort: the peer should hear why, if its socket still takes it.
-                    let _ = self.send();
-                    return self.lost(core, loss);
-                }
+                Step::Dry if received || completions > 0 => break,
+                Step::Dry => match self.receive() {
+                    Ok(true) => received = true,
+                    Ok(false) => return Polled::Nothing,
+                    Err(loss) => return self.broken(core, loss),
+                },
+                Step::Lost(loss) => return self.broken(core, loss),
             }
         }
         self.after_pump(core);
-        self.queue_pump(core);
+        Polled::Worked
+    }
+
+    fn broken(&self, core: &Core, loss: Loss) -> Polled {
+        // Best effort: the peer should hear why, if its socket still takes it.
+        let _ = self.send();
+        self.lost(core, loss);
+        Polled::Worked
     }
 
     fn ended(&self, core: &Core, completion: &Completion) {
@@ -321,49 +305,31 @@ impl Conn {
         }
     }
 
-    /// Parses, and receives when there is nothing to parse.
-    fn step(&self, bytes: &mut usize) -> Step {
-        let mut stream = self.stream.borrow_mut();
-        let Some(stream) = stream.as_mut() else { return Step::Blocked };
+    fn step(&self) -> Step {
         let mut qpair = self.qpair.borrow_mut();
-        loop {
-            if let Some(completion) = qpair.next() {
-                return Step::Ended(completion);
-            }
-            if let Some(fault) = qpair.fault() {
-                return Step::Lost(Loss::Protocol(fault));
-            }
-            if *bytes >= PUMP_BYTES {
-                return Step::Blocked;
-            }
-            let (result, direct) = match qpair.target() {
-                Target::Scratch(space) => (stream.recv(space), false),
-                Target::Payload(part) => (stream.recv_memory(&part, 0), true),
-            };
-            match result {
-                Ok(0) => return Step::Lost(Loss::PeerClosed),
-                Ok(count) => {
-                    *bytes += count;
-                    qpair.received(count, direct);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Step::Blocked,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Step::Lost(Loss::Socket(error.to_string())),
-            }
+        match qpair.next() {
+            Some(completion) => Step::Ended(completion),
+            None => qpair.fault().map_or(Step::Dry, |fault| Step::Lost(Loss::Protocol(fault))),
         }
     }
 
-    fn flush(&self, core: &Core) {
-        if self.writing.get() {
-            return;
-        }
-        if let Err(loss) = self.send() {
-            return self.lost(core, loss);
-        }
-        if self.writing.get()
-            && let Some(watch) = self.watch.get()
-        {
-            core.want_write(watch);
+    /// Receives once; false when nothing is there.
+    fn receive(&self) -> Result<bool, Loss> {
+        let mut stream = self.stream.borrow_mut();
+        let Some(stream) = stream.as_mut() else { return Ok(false) };
+        let mut qpair = self.qpair.borrow_mut();
+        let result = match qpair.target() {
+            Target::Scratch(space) => stream.recv(space),
+            Target::Payload(part, space) => stream.recv_split(&part, space),
+        };
+        match result {
+            Ok(0) => Err(Loss::PeerClosed),
+            Ok(count) => {
+                qpair.received(count);
+                Ok(true)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(false),
+            Err(error) => Err(Loss::Socket(error.to_string())),
         }
     }
 
@@ -390,9 +356,7 @@ impl Conn {
 
 impl OnReady for Conn {
     fn readable(self: Rc<Self>, core: &Core) {
-        if self.connected.get() {
-            self.pump(core);
-        }
+        self.poll(core);
     }
 
     fn writable(self: Rc<Self>, core: &Core) {
@@ -405,8 +369,29 @@ impl OnReady for Conn {
             if let Err(error) = result {
                 return self.lost(core, Loss::Socket(error.to_string()));
             }
-            self.queue_pump(core);
+            if let Some(watch) = self.watch.get() {
+                core.poll_again(watch);
+            }
         }
-        self.flush(core);
+        self.turn_ends(core);
+    }
+
+    fn poll(self: Rc<Self>, core: &Core) -> Polled {
+        if self.connected.get() { self.pump(core) } else { Polled::Paused }
+    }
+
+    fn turn_ends(self: Rc<Self>, core: &Core) {
+        self.flush_queued.set(false);
+        if self.writing.get() {
+            return;
+        }
+        if let Err(loss) = self.send() {
+            return self.lost(core, loss);
+        }
+        if self.writing.get()
+            && let Some(watch) = self.watch.get()
+        {
+            core.want_write(watch);
+        }
     }
 }

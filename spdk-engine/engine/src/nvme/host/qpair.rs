@@ -77,8 +77,8 @@ pub struct Completion {
 pub enum Target<'a> {
     /// Plain memory.
     Scratch(&'a mut [u8]),
-    /// Straight into a command's buffer.
-    Payload(addax_hugepages::BufSlice),
+    /// Straight into a command's buffer, and what comes after it into plain memory.
+    Payload(addax_hugepages::BufSlice, &'a mut [u8]),
 }
 
 /// Data of a C2HData PDU that is being received.
@@ -104,6 +104,8 @@ pub struct Qpair {
     input: Input,
     output: Output,
     payload: Option<Payload>,
+    /// Bytes of the present target that lie in a command's buffer.
+    direct: usize,
     slots: Slots,
     fault: Option<Fault>,
 }
@@ -130,6 +132,7 @@ impl Qpair {
             input: Input::with_room(),
             output,
             payload: None,
+            direct: 0,
             slots: Slots::new(params.depth),
             fault: None,
         }
@@ -208,17 +211,19 @@ impl Qpair {
             && let at = (payload.start + payload.got) as usize
             && let Some(part) = busy.data.part_at(at, (payload.len - payload.got) as usize)
         {
-            return Target::Payload(part);
+            self.direct = part.len();
+            return Target::Payload(part, self.input.space());
         }
         Target::Scratch(self.input.space())
     }
 
-    /// So many bytes were received into [`Self::target`]; `direct` when that was a payload.
-    pub fn received(&mut self, count: usize, direct: bool) {
-        match &mut self.payload {
-            Some(payload) if direct => payload.got += count as u32,
-            _ => self.input.filled(count),
+    /// So many bytes were received into [`Self::target`].
+    pub fn received(&mut self, count: usize) {
+        let direct = std::mem::take(&mut self.direct).min(count);
+        if let Some(payload) = &mut self.payload {
+            payload.got += direct as u32;
         }
+        self.input.filled(count - direct);
     }
 
     /// The next command that has ended; `None` when more bytes are needed or [`Self::fault`] says why there is none.

@@ -59,19 +59,22 @@ fn take_all(qpair: &mut Qpair) -> Vec<u8> {
 fn give(qpair: &mut Qpair, mut bytes: &[u8], chunk: usize) -> Vec<Completion> {
     let mut ended = Vec::new();
     while !bytes.is_empty() {
-        let (count, direct) = match qpair.target() {
+        let offered = &bytes[..chunk.min(bytes.len())];
+        let count = match qpair.target() {
             Target::Scratch(space) => {
-                let count = chunk.min(space.len()).min(bytes.len());
-                space[..count].copy_from_slice(&bytes[..count]);
-                (count, false)
+                let count = offered.len().min(space.len());
+                space[..count].copy_from_slice(&offered[..count]);
+                count
             }
-            Target::Payload(part) => {
-                let count = chunk.min(part.len()).min(bytes.len());
-                part.copy_from(&bytes[..count], 0);
-                (count, true)
+            Target::Payload(part, space) => {
+                let direct = offered.len().min(part.len());
+                part.copy_from(&offered[..direct], 0);
+                let beyond = (offered.len() - direct).min(space.len());
+                space[..beyond].copy_from_slice(&offered[direct..direct + beyond]);
+                direct + beyond
             }
         };
-        qpair.received(count, direct);
+        qpair.received(count);
         bytes = &bytes[count..];
         while let Some(completion) = qpair.next() {
             ended.push(completion);

@@ -37,6 +37,9 @@ pub const OUTPUT_BYTES_MAX: usize = 4 << 20;
 /// Rest of a payload from which on it is received straight into the command's buffer.
 const DIRECT_BYTES_MIN: u32 = 4096;
 
+/// Bytes received at once while data that an R2T asked for is on its way.
+const INPUT_BESIDE_DATA: usize = 1 << 10;
+
 /// What the transport allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -66,8 +69,8 @@ enum Queue {
 pub enum Target<'a> {
     /// Plain memory.
     Scratch(&'a mut [u8]),
-    /// Straight into a command's buffer.
-    Payload(BufSlice),
+    /// Straight into a command's buffer, and what comes after it into plain memory.
+    Payload(BufSlice, &'a mut [u8]),
     /// Nothing is to be received now: too much output is waiting.
     Paused,
 }
@@ -144,6 +147,10 @@ pub struct Session {
     output: Output,
     payload: Option<Payload>,
     slots: Slots,
+    /// Bytes of the present target that lie in a command's buffer.
+    direct: usize,
+    /// Commands whose data was asked for by an R2T and has not come whole.
+    receiving: u32,
     starved: VecDeque<u16>,
     ready: VecDeque<u16>,
     fault: Option<Fault>,
@@ -167,6 +174,8 @@ impl Session {
             output: Output::default(),
             payload: None,
             slots: Slots::new(limits.depth),
+            direct: 0,
+            receiving: 0,
             starved: VecDeque::new(),
             ready: VecDeque::new(),
             fault: None,
@@ -189,6 +198,8 @@ impl Session {
             output: Output::default(),
             payload: None,
             slots: Slots::new(0),
+            direct: 0,
+            receiving: 0,
             starved: VecDeque::new(),
             ready: VecDeque::new(),
             fault: Some(Fault::Broken(Reason::Stopped)),
@@ -257,17 +268,23 @@ impl Session {
             && let Some(data) = &self.slots.get(payload.slot).data
         {
             let (from, to) = (payload.start + payload.got, payload.start + payload.len);
-            return Target::Payload(data.slice(from as usize..to as usize));
+            let rest = data.slice(from as usize..to as usize);
+            self.direct = rest.len();
+            return Target::Payload(rest, self.input.space());
         }
-        Target::Scratch(self.input.space())
+        let space = self.input.space();
+        // What an R2T asked for is not to pass through the input: only the header that announces it.
+        let most = if self.receiving > 0 { space.len().min(INPUT_BESIDE_DATA) } else { space.len() };
+        Target::Scratch(&mut space[..most])
     }
 
     /// So many bytes were put where [`Self::target`] said.
-    pub fn received(&mut self, count: usize, direct: bool) {
-        match &mut self.payload {
-            Some(payload) if direct => payload.got += count as u32,
-            _ => self.input.filled(count),
+    pub fn received(&mut self, count: usize) {
+        let direct = std::mem::take(&mut self.direct).min(count);
+        if let Some(payload) = &mut self.payload {
+            payload.got += direct as u32;
         }
+        self.input.filled(count - direct);
     }
 
     /// The next command to execute, from what was received.
@@ -445,6 +462,9 @@ impl Session {
         let slot = self.slots.get_mut(payload.slot);
         slot.received += payload.len;
         if slot.received >= slot.len {
+            if slot.stage == Stage::Receiving {
+                self.receiving -= 1;
+            }
             slot.stage = Stage::Executing;
             self.make_ready(payload.slot);
         }
@@ -474,6 +494,7 @@ impl Session {
                 continue;
             }
             slot.stage = Stage::Receiving;
+            self.receiving += 1;
             let r2t = R2t { cid: slot.sqe.cid.get(), ttag: index + 1, r2to: 0, r2tl: len };
             let header = self.link.encode(&Pdu::R2t(r2t), 0);
             self.output.push_bytes(&header);
@@ -510,6 +531,8 @@ impl Session {
 
     fn drop_unstarted(&mut self) {
         self.payload = None;
+        self.direct = 0;
+        self.receiving = 0;
         self.starved.clear();
         let ready = std::mem::take(&mut self.ready);
         let unstarted = |(index, slot): (u16, &slots::Slot)| {

@@ -6,8 +6,8 @@ use nvme_wire::command::opcode::io;
 use nvme_wire::{Sgl, Sqe};
 use proptest::prelude::*;
 
-use super::super::{Completion, Session, Target};
-use super::host::{Got, Host, command};
+use super::super::{Completion, Session};
+use super::host::{Got, Host, command, receive};
 
 /// One command of the script.
 #[derive(Debug, Clone)]
@@ -63,21 +63,7 @@ impl Run {
     fn deliver(&mut self, chunk: usize) {
         let wire = &self.wire[self.delivered..];
         let offered = chunk.min(wire.len());
-        let (count, direct) = match self.session.target() {
-            Target::Scratch(space) => {
-                let count = space.len().min(offered);
-                space[..count].copy_from_slice(&wire[..count]);
-                (count, false)
-            }
-            Target::Payload(part) => {
-                let count = part.len().min(offered);
-                part.copy_from(&wire[..count], 0);
-                (count, true)
-            }
-            Target::Paused => (0, false),
-        };
-        self.delivered += count;
-        self.session.received(count, direct);
+        self.delivered += receive(&mut self.session, &wire[..offered]);
         while let Some(slot) = self.session.next_command() {
             self.execute(slot);
         }

@@ -128,24 +128,32 @@ impl Host {
     }
 }
 
+/// Receives of `bytes` what the session takes at once; how much that is.
+pub fn receive(session: &mut Session, bytes: &[u8]) -> usize {
+    let count = match session.target() {
+        Target::Scratch(space) => {
+            let count = space.len().min(bytes.len());
+            space[..count].copy_from_slice(&bytes[..count]);
+            count
+        }
+        Target::Payload(part, space) => {
+            let direct = part.len().min(bytes.len());
+            part.copy_from(&bytes[..direct], 0);
+            let beyond = space.len().min(bytes.len() - direct);
+            space[..beyond].copy_from_slice(&bytes[direct..direct + beyond]);
+            direct + beyond
+        }
+        Target::Paused => return 0,
+    };
+    session.received(count);
+    count
+}
+
 /// Gives bytes to the session as a socket would; commands stay inside until [`Session::next_command`].
 pub fn feed(session: &mut Session, mut bytes: &[u8]) {
     while !bytes.is_empty() {
-        let (count, direct) = match session.target() {
-            Target::Scratch(space) => {
-                let count = space.len().min(bytes.len());
-                space[..count].copy_from_slice(&bytes[..count]);
-                (count, false)
-            }
-            Target::Payload(part) => {
-                let count = part.len().min(bytes.len());
-                part.copy_from(&bytes[..count], 0);
-                (count, true)
-            }
-            Target::Paused => panic!("paused with {} bytes to come", bytes.len()),
-        };
-        assert!(count > 0, "no room for input");
-        session.received(count, direct);
+        let count = receive(session, bytes);
+        assert!(count > 0, "no room for input with {} bytes to come", bytes.len());
         bytes = &bytes[count..];
     }
 }
