@@ -3,7 +3,7 @@ CARGO ?= cargo
 SEEDS ?= 0..2000
 SECONDS ?= 60
 
-.PHONY: help setup build programs demo test lint fmt docs guest k8s sim fuzz
+.PHONY: help setup build programs demo test lint fmt docs guest k8s sim fuzz bench
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
@@ -49,3 +49,8 @@ sim: ## the mirror's simulator over SEEDS (make sim SEEDS=0..20000)
 fuzz: ## every fuzzer for SECONDS (needs cargo-fuzz and a nightly toolchain)
 	cd spdk-engine/wire && for target in pdu sqe connect identify; do \
 		$(CARGO) +nightly fuzz run $$target -- -max_total_time=$(SECONDS) || exit 1; done
+
+bench: ## data-plane benchmark, against a stock SPDK when SPDK_DIR is set; report under target/bench (BENCH="--help" for options)
+	$(CARGO) build --release -p addax-engine -p addax-perf
+	$${CARGO_TARGET_DIR:-target}/release/addax-perf bench \
+		--engine $${ADDAX_ENGINE_BIN:-$${CARGO_TARGET_DIR:-target}/release/addax-engine} $(BENCH)

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use uuid::Uuid;
 
 use crate::access::Pattern;
+use crate::bench::{BenchArgs, CompareArgs};
 use crate::load::Limit;
 use crate::session::SessionParams;
 use crate::units::{parse_size, parse_target, parse_time};
@@ -29,6 +30,17 @@ Examples:
 
 Exit codes: 0 all right; 1 mismatch; 2 usage; 3 I/O error or no connection.";
 
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  The quick subset against a built SPDK tree, report under target/bench:
+    SPDK_DIR=/usr/src/spdk addax-perf bench
+  One cell, longer:
+    addax-perf bench --cells malloc/read/4k/qd32/c1 --pairs 9 --seconds 5 --rest no
+  What a change has done:
+    addax-perf bench-compare before.json target/bench/bench.json
+
+Exit codes: 0 all right; 2 usage; 3 a run has failed.";
+
 /// Load and verification for NVMe/TCP namespaces.
 #[derive(Debug, Parser)]
 #[command(version, after_help = EXAMPLES)]
@@ -46,6 +58,11 @@ pub enum CommandLine {
     /// Judge: write self-describing blocks, read them back, tell lost, stale, torn and misplaced ones apart.
     #[command(after_help = EXAMPLES)]
     Verify(VerifyArgs),
+    /// Race a data plane against a stock SPDK target and the floor, over a matrix of devices and loads.
+    #[command(after_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
+    /// Compare two results of bench: what a change has done.
+    BenchCompare(CompareArgs),
 }
 
 /// Form of the results on standard output.
@@ -304,7 +321,7 @@ mod tests {
         let cli = Cli::try_parse_from(base.iter().chain(args)).unwrap();
         match cli.command {
             CommandLine::Run(run) => run.load,
-            CommandLine::Verify(_) => unreachable!("run was asked for"),
+            _ => unreachable!("run was asked for"),
         }
     }
 

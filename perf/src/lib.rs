@@ -10,18 +10,23 @@
 //! | [`verify`] | the workload that judges |
 //! | [`run`], [`progress`] | puts them together on the engine's reactors |
 //! | [`report`] | results as tables and JSON |
+//! | [`bench`] | races of data planes over a matrix of cells, and their comparison |
+//! | [`plane`], [`wirehost`] | a data plane as a process; a small host for what load is not |
 //!
 //! Exit codes: 0 all right, 1 mismatch, 2 usage, 3 I/O error or no connection.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod access;
+pub mod bench;
 pub mod cli;
 pub mod load;
+pub mod plane;
 pub mod progress;
 pub mod report;
 pub mod run;
 pub mod session;
 pub mod units;
 pub mod verify;
+pub mod wirehost;
 pub mod worker;

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use addax_perf::bench;
 use addax_perf::cli::{Cli, CommandLine, Output};
 use addax_perf::run::{self, Failure};
 use clap::Parser;
@@ -35,6 +36,14 @@ fn main() -> ExitCode {
                 }
             })
         }
+        CommandLine::Bench(args) => bench::bench(&args).map(|(text, clean)| {
+            write(&text);
+            if clean { ExitCode::SUCCESS } else { ExitCode::from(IO) }
+        }),
+        CommandLine::BenchCompare(args) => bench::bench_compare(&args).map(|text| {
+            write(&text);
+            ExitCode::SUCCESS
+        }),
     };
     outcome.unwrap_or_else(|failure| {
         eprintln!("addax-perf: {failure}");
@@ -46,7 +55,6 @@ fn main() -> ExitCode {
 }
 
 fn print(output: Output, report: &impl Serialize, table: &str) {
-    use std::io::Write;
     let text = match output {
         Output::Table => table.to_owned(),
         Output::Json => match serde_json::to_string_pretty(report) {
@@ -54,6 +62,11 @@ fn print(output: Output, report: &impl Serialize, table: &str) {
             Err(error) => format!("report: {error}\n"),
         },
     };
+    write(&text);
+}
+
+fn write(text: &str) {
+    use std::io::Write;
     // A reader that has gone does not change the outcome.
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
