@@ -21,7 +21,8 @@ use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, examine};
 use crate::reactor::disk::DiskOp;
 use crate::reactor::driver::{Driver, Event, NANOS_PER_MS, Nanos, Waker};
 use crate::reactor::net::KernelNet;
-use crate::reactor::{Core, CoreId, Policy, Reactor};
+use crate::reactor::idle::Policy;
+use crate::reactor::{Core, CoreId, Reactor};
 use crate::rpc::{Methods, RpcError};
 use disk::{Medium, TestDisk};
 
@@ -44,6 +45,7 @@ impl Driver for TestDriver {
         panic!("devices of tests do no disk operations");
     }
     fn watch(&mut self, _fd: RawFd, _token: u64) {}
+    fn watch_once(&mut self, _fd: RawFd, _token: u64) {}
     fn want_write(&mut self, _fd: RawFd, _token: u64) {}
     fn unwatch(&mut self, _fd: RawFd, _token: u64) {}
     fn poll(&mut self, _events: &mut Vec<Event>) {}
@@ -71,7 +73,7 @@ impl World {
         let pool = BufPool::new(PoolConfig { small: class(8192, 8), large: class(132 << 10, 8), policy }).unwrap();
         let make = |id| {
             let driver = Box::new(TestDriver(Rc::clone(&clock)));
-            Reactor::new(CoreId(id), driver, pool.clone(), Policy { spin_ns: 0 })
+            Reactor::new(CoreId(id), driver, pool.clone(), Policy::SLEEP)
         };
         let (reactors, peers): (Vec<_>, Vec<_>) = (0..=data_cores).map(make).unzip();
         let peers = Arc::new(peers);
