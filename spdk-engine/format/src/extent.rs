@@ -106,7 +106,7 @@ impl ExtentTable {
 
     /// Number of extent pages, those that do not exist included.
     pub fn len(&self) -> u64 {
-        self.runs.iter().map(|run| u64::from(run.count)).sum()
+        self.runs.iter().fold(0, |sum, run| sum.saturating_add(run.count.into()))
     }
 
     /// Whether there is no entry.
@@ -121,10 +121,10 @@ impl ExtentTable {
 
     /// The extent pages that exist: position in the table, page index.
     pub fn allocated(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
-        let mut position = 0;
+        let mut position = 0u64;
         self.runs.iter().filter_map(move |run| {
             let at = position;
-            position += u64::from(run.count);
+            position = position.saturating_add(run.count.into());
             (run.page != 0).then_some((at, run.page))
         })
     }
@@ -221,7 +221,7 @@ impl ExtentPage {
     /// Like [`ExtentPage::parse`] for the page at `position` of a blob's table: it has to begin with that cluster.
     pub fn parse_at(page: &MdPage, position: u64) -> Result<Self, ExtentPageError> {
         let extents = Self::parse(page)?;
-        let expected = position * u64::from(CLUSTERS_PER_PAGE);
+        let expected = position.saturating_mul(CLUSTERS_PER_PAGE.into());
         if u64::from(extents.start_cluster) != expected {
             return Err(ExtentPageError::Start { found: extents.start_cluster, expected });
         }

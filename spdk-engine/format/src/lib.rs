@@ -12,6 +12,8 @@
 //! | [`extent`] | extent tables, extent pages, run-length lists of clusters |
 //! | [`metadata`] | one blob's metadata as a whole, parsed from and emitted as a chain of pages |
 //! | [`lvs`] | what makes a blobstore an lvolstore: names, UUIDs, parents |
+//! | [`repair`] | what becomes of unfinished snapshots |
+//! | [`image`], [`read`] | a read-only reader of whole images |
 //! | [`raid`] | the RAID superblock of a member disk |
 //!
 //! # Invariants
@@ -31,11 +33,14 @@ pub mod descriptor;
 pub mod extent;
 pub mod geometry;
 pub mod id;
+pub mod image;
 pub mod lvs;
 pub mod mask;
 pub mod metadata;
 pub mod page;
 pub mod raid;
+pub mod read;
+pub mod repair;
 pub mod superblock;
 
 pub use bits::Bits;
@@ -44,4 +49,5 @@ pub use id::BlobId;
 pub use mask::MaskKind;
 pub use metadata::Metadata;
 pub use page::{MdPage, PAGE_SIZE};
+pub use read::ReadAt;
 pub use superblock::SuperBlock;

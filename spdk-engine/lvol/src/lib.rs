@@ -34,6 +34,8 @@ pub mod lvol;
 pub mod map;
 pub mod memory;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod types;
 
 pub use device::{Device, DeviceError, LocalFuture};

@@ -1,4 +1,5 @@
 //! The format's parsers and emitters from outside.
 #![allow(clippy::unwrap_used)]
 
+mod golden;
 mod identity;
