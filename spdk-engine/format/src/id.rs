@@ -37,3 +37,10 @@ impl fmt::Display for BlobId {
         write!(f, "{:#x}", self.0)
     }
 }
+
+/// As text, like [`Display`](fmt::Display): numbers of this size are not safe in JSON.
+impl serde::Serialize for BlobId {
+    fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
+        out.collect_str(self)
+    }
+}

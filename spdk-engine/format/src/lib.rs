@@ -14,6 +14,7 @@
 //! | [`lvs`] | what makes a blobstore an lvolstore: names, UUIDs, parents |
 //! | [`repair`] | what becomes of unfinished snapshots |
 //! | [`image`], [`read`] | a read-only reader of whole images |
+//! | [`check`], [`dump`] | what is wrong in an image, and what it holds |
 //! | [`raid`] | the RAID superblock of a member disk |
 //!
 //! # Invariants
@@ -28,8 +29,10 @@
 mod bytes;
 
 pub mod bits;
+pub mod check;
 pub mod crc;
 pub mod descriptor;
+pub mod dump;
 pub mod extent;
 pub mod geometry;
 pub mod id;

@@ -16,7 +16,7 @@
 
 mod blob;
 mod claims;
-mod load;
+pub(crate) mod load;
 mod map;
 mod problem;
 mod scan;
@@ -25,7 +25,7 @@ pub use blob::Blob;
 pub use claims::{Blobs, Claims, Conflict};
 pub use map::ClusterMap;
 pub use problem::{PageProblem, Problem};
-pub use scan::Scan;
+pub use scan::{Damaged, Scan};
 
 use std::collections::BTreeMap;
 use std::io;

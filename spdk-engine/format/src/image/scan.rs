@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::{ImageError, PageProblem};
+use crate::bytes::{u32_at, u64_at};
 use crate::page::{PAGE_SIZE, PageError};
 use crate::superblock::{BsType, SIZE};
 use crate::{Bits, BlobId, Geometry, MaskKind, MdPage, ReadAt, SuperBlock, mask};
@@ -13,13 +14,24 @@ use crate::{Bits, BlobId, Geometry, MaskKind, MdPage, ReadAt, SuperBlock, mask};
 const CHUNK: u64 = 1 << 20;
 static ZEROES: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
 
+/// A page that is not all zero, but damaged: what its header seems to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damaged {
+    /// What is wrong with it.
+    pub error: PageError,
+    /// The blob it seems to belong to.
+    pub id: BlobId,
+    /// Its sequence number, as it seems.
+    pub sequence: u32,
+}
+
 /// The super block, the geometry that follows from it, and all metadata pages.
 pub struct Scan {
     /// The super block.
     pub super_block: SuperBlock,
     /// Where everything lies.
     pub geometry: Geometry,
-    pages: BTreeMap<u32, Result<MdPage, PageError>>,
+    pages: BTreeMap<u32, Result<MdPage, Damaged>>,
 }
 
 impl Scan {
@@ -57,7 +69,8 @@ impl Scan {
             let bytes = read(src, g.page_offset(index), (u64::from(count) * page_size) as usize)?;
             for (i, page) in bytes.chunks_exact(page_size as usize).enumerate() {
                 if page[..PAGE_SIZE] != ZEROES {
-                    self.pages.insert(index + i as u32, MdPage::parse(page));
+                    let seems = |error| Damaged { error, id: BlobId(u64_at(page, 0)), sequence: u32_at(page, 8) };
+                    self.pages.insert(index + i as u32, MdPage::parse(page).map_err(seems));
                 }
             }
             index += count;
@@ -72,13 +85,13 @@ impl Scan {
         }
         match self.pages.get(&index) {
             None => Err(PageProblem::Empty),
-            Some(Err(error)) => Err(PageProblem::Damaged(error.clone())),
+            Some(Err(damaged)) => Err(PageProblem::Damaged(damaged.error.clone())),
             Some(Ok(page)) => Ok(page),
         }
     }
 
     /// All pages that are not all zero.
-    pub fn pages(&self) -> impl Iterator<Item = (u32, Result<&MdPage, &PageError>)> {
+    pub fn pages(&self) -> impl Iterator<Item = (u32, Result<&MdPage, &Damaged>)> {
         self.pages.iter().map(|(index, page)| (*index, page.as_ref()))
     }
 

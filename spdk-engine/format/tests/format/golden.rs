@@ -86,7 +86,8 @@ fn check_lvol(image: &Image<&Sparse>, lvol: &blobstore_golden::Lvol, externals: 
     assert_eq!(parent, lvol.parent, "{name}");
     let mut clones: Vec<_> = found.clones.iter().map(|id| &image.lvol(*id).unwrap().names.name).collect();
     let mut expected: Vec<_> = lvol.clones.iter().collect();
-    (clones.sort(), expected.sort());
+    clones.sort();
+    expected.sort();
     assert_eq!(clones, expected, "{name}");
     let kind = match (&found.parent, found.clones.is_empty()) {
         (_, false) => "snapshot",

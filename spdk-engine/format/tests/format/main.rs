@@ -1,5 +1,6 @@
 //! The format's parsers and emitters from outside.
 #![allow(clippy::unwrap_used)]
 
+mod checked;
 mod golden;
 mod identity;
