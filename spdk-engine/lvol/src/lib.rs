@@ -22,9 +22,16 @@
 //!   what is on disk, as a crash would; the store then has to be loaded anew.
 //! * After any crash, power loss included, the store opens, every volume is as before or after the operation in flight,
 //!   and nothing leaks. [`crash`] says for each operation why.
-#![allow(dead_code)] // Until the bodies follow.
 #![warn(missing_docs)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod alloc;
+mod blob;
+mod load;
+mod ops;
+mod sync;
+#[cfg(test)]
+mod tests;
 
 pub mod crash;
 pub mod device;

@@ -12,9 +12,12 @@
 //!   per 512 clusters. Tables that follow each other share chunks.
 //! * The chain of backings has no cycle; the store checks that before it links two maps.
 
-use std::sync::{
-    Arc, OnceLock, RwLock,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, OnceLock, RwLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 /// Clusters of one extent page, hence of one chunk.
@@ -97,16 +100,29 @@ impl Table {
         let new = Self::new(clusters, self.backing.clone());
         for (n, (from, to)) in self.chunks.iter().zip(&new.chunks).enumerate() {
             let Some(from) = from.get() else { continue };
-            let len = new.chunk_len(n as u64);
-            let chunk = if from.len() as u64 == len {
+            let len = new.chunk_len(n);
+            let chunk = if from.len() == len {
                 from.clone()
             } else {
-                (0..len)
-                    .map(|i| AtomicU32::new(from.get(i as usize).map_or(0, |e| e.load(Ordering::Relaxed))))
-                    .collect()
+                (0..len).map(|i| AtomicU32::new(from.get(i).map_or(0, |e| e.load(Ordering::Relaxed)))).collect()
             };
             let _ = to.set(chunk);
         }
+        new
+    }
+
+    /// The same with other entries, leaving this table as it is.
+    pub(crate) fn patched(&self, entries: &[(u64, u32)]) -> Self {
+        let mut new = Self::new(self.clusters, self.backing.clone());
+        let touched: HashSet<u64> = entries.iter().map(|(n, _)| n / CHUNK).collect();
+        for (n, (from, to)) in self.chunks.iter().zip(&mut new.chunks).enumerate() {
+            let Some(from) = from.get() else { continue };
+            let copy = || from.iter().map(|e| AtomicU32::new(e.load(Ordering::Acquire))).collect();
+            let _ = to.set(if touched.contains(&(n as u64)) { copy() } else { from.clone() });
+        }
+        entries.iter().for_each(|(n, at)| {
+            new.set(*n, *at);
+        });
         new
     }
 
@@ -123,8 +139,9 @@ impl Table {
         self.chunks.len()
     }
 
-    fn chunk_len(&self, chunk: u64) -> u64 {
-        CHUNK.min(self.clusters - chunk * CHUNK)
+    /// Number of entries of one chunk.
+    pub(crate) fn chunk_len(&self, chunk: usize) -> usize {
+        CHUNK.min(self.clusters.saturating_sub(chunk as u64 * CHUNK)) as usize
     }
 
     /// The entry; 0 for a hole and beyond the end.
@@ -142,7 +159,7 @@ impl Table {
         let chunk = match cell.get() {
             Some(chunk) => chunk,
             None if to == 0 => return 0,
-            None => cell.get_or_init(|| (0..self.chunk_len(n)).map(|_| AtomicU32::new(0)).collect()),
+            None => cell.get_or_init(|| (0..self.chunk_len(n as usize)).map(|_| AtomicU32::new(0)).collect()),
         };
         chunk.get((cluster % CHUNK) as usize).map_or(0, |e| e.swap(to, Ordering::AcqRel))
     }
@@ -152,7 +169,7 @@ impl Table {
         match self.chunks.get(chunk) {
             Some(cell) => match cell.get() {
                 Some(entries) => entries.iter().map(|e| e.load(Ordering::Acquire)).collect(),
-                None => vec![0; self.chunk_len(chunk as u64) as usize],
+                None => vec![0; self.chunk_len(chunk)],
             },
             None => Vec::new(),
         }
@@ -346,5 +363,15 @@ mod tests {
         assert_eq!(cut.allocated().collect::<Vec<_>>(), [(0, 1), (511, 512)]);
         assert_eq!(cut.chunk_count(), 1);
         assert_eq!(Table::new(0, Backing::Zeroes).chunk_count(), 0);
+    }
+
+    #[test]
+    fn a_patched_table_leaves_the_old_one_alone() {
+        let table = Table::new(2000, Backing::Zeroes);
+        table.set(3, 7);
+        table.set(600, 8);
+        let new = table.patched(&[(3, 0), (4, 9), (1999, 10)]);
+        assert_eq!(new.allocated().collect::<Vec<_>>(), [(4, 9), (600, 8), (1999, 10)]);
+        assert_eq!(table.allocated().collect::<Vec<_>>(), [(3, 7), (600, 8)]);
     }
 }

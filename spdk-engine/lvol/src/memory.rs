@@ -5,6 +5,8 @@ use std::{
     any::Any,
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    future::poll_fn,
+    task::Poll,
 };
 
 /// Bytes of one piece that is kept or not.
@@ -19,6 +21,7 @@ pub struct MemoryDevice {
     write_cache: bool,
     unmap: bool,
     unmap_zeroes: bool,
+    waits: bool,
     gone: Cell<bool>,
     counts: Cell<Counts>,
 }
@@ -46,6 +49,7 @@ impl MemoryDevice {
             write_cache: false,
             unmap: true,
             unmap_zeroes: true,
+            waits: false,
             gone: Cell::new(false),
             counts: Cell::default(),
         }
@@ -73,6 +77,12 @@ impl MemoryDevice {
     /// Whose unmap promises nothing: it leaves rubbish.
     pub fn with_unmap_rubbish(mut self) -> Self {
         self.unmap_zeroes = false;
+        self
+    }
+
+    /// That lets others run before it carries a request out, as a real one does.
+    pub fn with_waits(mut self) -> Self {
+        self.waits = true;
         self
     }
 
@@ -111,12 +121,22 @@ impl MemoryDevice {
             write_cache: self.write_cache,
             unmap: self.unmap,
             unmap_zeroes: self.unmap_zeroes,
+            waits: self.waits,
             gone: Cell::new(false),
             counts: Cell::default(),
         }
     }
 
-    fn check(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+    async fn check(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        let mut waited = !self.waits;
+        poll_fn(|context| {
+            if std::mem::replace(&mut waited, true) {
+                return Poll::Ready(());
+            }
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
         if self.gone.get() {
             return Err(DeviceError::Gone);
         }
@@ -191,7 +211,7 @@ impl Device for MemoryDevice {
 
     fn read(&self, offset: u64, len: usize) -> DeviceFuture<'_, Vec<u8>> {
         Box::pin(async move {
-            self.check(offset, len as u64)?;
+            self.check(offset, len as u64).await?;
             self.count(|c| c.reads += 1);
             let pieces = self.pieces.borrow();
             let mut out = vec![0; len];
@@ -211,7 +231,7 @@ impl Device for MemoryDevice {
 
     fn write<'a>(&'a self, offset: u64, data: &'a [u8]) -> DeviceFuture<'a, ()> {
         Box::pin(async move {
-            self.check(offset, data.len() as u64)?;
+            self.check(offset, data.len() as u64).await?;
             self.count(|c| c.writes += 1);
             self.put(offset, data);
             Ok(())
@@ -220,7 +240,7 @@ impl Device for MemoryDevice {
 
     fn write_zeroes(&self, offset: u64, len: u64) -> DeviceFuture<'_, ()> {
         Box::pin(async move {
-            self.check(offset, len)?;
+            self.check(offset, len).await?;
             self.count(|c| c.writes += 1);
             self.zero(offset, len);
             Ok(())
@@ -229,7 +249,7 @@ impl Device for MemoryDevice {
 
     fn unmap(&self, offset: u64, len: u64) -> DeviceFuture<'_, ()> {
         Box::pin(async move {
-            self.check(offset, len)?;
+            self.check(offset, len).await?;
             if !self.unmap {
                 return Err(DeviceError::Io);
             }
@@ -245,7 +265,7 @@ impl Device for MemoryDevice {
 
     fn flush(&self) -> DeviceFuture<'_, ()> {
         Box::pin(async move {
-            self.check(0, 0)?;
+            self.check(0, 0).await?;
             self.count(|c| c.flushes += 1);
             Ok(())
         })
@@ -253,7 +273,7 @@ impl Device for MemoryDevice {
 
     fn next_data(&self, offset: u64, end: u64) -> DeviceFuture<'_, u64> {
         Box::pin(async move {
-            self.check(0, 0)?;
+            self.check(0, 0).await?;
             let next = self.pieces.borrow().range(offset / PIECE..).next().map_or(end, |(n, _)| n * PIECE);
             Ok(next.clamp(offset, end.max(offset)))
         })

@@ -3,38 +3,13 @@
 use uuid::Uuid;
 
 /// The id of a blob: `1 << 32` plus the index of its root page. Stays the same while the volume exists.
-pub use id::BlobId;
-
-mod id {
-    use std::fmt;
-
-    /// The id of a blob.
-    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-    pub struct BlobId(pub u64);
-
-    impl fmt::Debug for BlobId {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{:#x}", self.0)
-        }
-    }
-}
+pub use blobstore_format::BlobId;
 
 /// Longest name of a store or volume, in bytes.
-pub const NAME_MAX: usize = 63;
+pub const NAME_MAX: usize = blobstore_format::lvs::MAX_NAME;
 
-/// How space is cleared when it is given back, or when a store is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ClearMethod {
-    /// What the store does by default: unmap.
-    #[default]
-    Default,
-    /// Not at all.
-    None,
-    /// Unmap, where the device can.
-    Unmap,
-    /// Write zeroes.
-    WriteZeroes,
-}
+/// How space is cleared when it is given back, or when a store is made. `Default` means unmap.
+pub use blobstore_format::descriptor::ClearMethod;
 
 /// How to make a store.
 #[derive(Clone, Debug)]
@@ -85,8 +60,8 @@ pub enum LoadStage {
     Extents,
     /// Ending snapshots and deletions that were cut short.
     Repair,
-    /// Writing the masks of used pages and clusters.
-    Masks,
+    /// Checking who owns which page and cluster.
+    Claims,
 }
 
 /// How far a load is: `done` of `total` pages of the stage.
