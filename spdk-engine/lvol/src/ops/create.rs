@@ -58,7 +58,7 @@ impl Store {
         set_parent(&mut md, &parent);
         let blob = inner.create_blob(draft, md, clusters, parent).await?;
         if let Some(device) = external {
-            self.attach_external(external_id, device);
+            self.attach_external(external_id, device).await;
         }
         Ok(Lvol::new(&self.inner, &blob))
     }

@@ -96,7 +96,7 @@ impl Lvol {
         let parent = Parent::External(external_value(external_id)?);
         let _operation = inner.begin(&[blob])?;
         inner.change_parent(blob, parent).await?;
-        self.store().attach_external(external_id, device);
+        self.store().attach_external(external_id, device).await;
         Ok(())
     }
 }

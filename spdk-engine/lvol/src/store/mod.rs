@@ -12,7 +12,15 @@ mod inner;
 pub(crate) use disk::{check_blocks, read_mask, read_pages, read_super, write_super};
 pub(crate) use inner::{IN_FLIGHT, Inner, Phase, State};
 
-use crate::{device::Device, error::Error, hooks::Hooks, load, lvol::Lvol, map::External, types::*};
+use crate::{
+    device::{Device, LocalFuture},
+    error::Error,
+    hooks::Hooks,
+    load,
+    lvol::Lvol,
+    map::External,
+    types::*,
+};
 use blobstore_format::{
     SuperBlock, lvs,
     metadata::Parent,
@@ -38,6 +46,14 @@ pub struct Label {
     pub size: u64,
 }
 
+/// Finds the external device with an identity (the UUID of a bdev, as text), or `None` while it is absent.
+pub type FindExternal<'a> = &'a dyn Fn(&str) -> LocalFuture<'a, Option<Rc<dyn Device>>>;
+
+/// Finds no external device.
+pub fn no_external<'a>() -> FindExternal<'a> {
+    &|_| Box::pin(std::future::ready(None))
+}
+
 impl Store {
     /// Reads the super block: whether there is an lvolstore at all. `Ok(None)` when the device holds something else;
     /// [`Error::Damaged`] when it is a blobstore whose super block is damaged.
@@ -51,7 +67,7 @@ impl Store {
 
     /// Opens the store on a device. After a dirty stop it is recovered first. `progress` is called now and then.
     ///
-    /// Volumes that need an external device are degraded until it is attached: see [`Store::missing_externals`] and
+    /// Every external device that a volume needs is asked for by `find`; volumes whose device is absent are degraded until
     /// [`Store::attach_external`].
     ///
     /// Errors: [`Error::NotAStore`], [`Error::Damaged`] (nothing was written then).
@@ -59,10 +75,17 @@ impl Store {
         device: Rc<dyn Device>,
         hooks: Rc<dyn Hooks>,
         options: LoadOptions,
+        find: FindExternal<'_>,
         progress: &dyn Fn(LoadProgress),
     ) -> Result<(Self, LoadReport), Error> {
         let (inner, report) = load::load(device, hooks, options, progress).await?;
-        Ok((Self { inner: Rc::new(inner) }, report))
+        let store = Self { inner: Rc::new(inner) };
+        for id in store.missing_externals() {
+            if let Some(device) = find(&id).await {
+                store.attach_external(&id, device).await;
+            }
+        }
+        Ok((store, report))
     }
 
     /// Ends the store in order: waits for operations and I/O in flight, writes the masks and marks the store clean.
@@ -167,7 +190,7 @@ impl Store {
 
     /// An external device appeared: every volume that waits for it can be used again. Returns those volumes. A device
     /// whose blocks do not divide the store's I/O unit is not taken.
-    pub fn attach_external(&self, external_id: &str, device: Rc<dyn Device>) -> Vec<Lvol> {
+    pub async fn attach_external(&self, external_id: &str, device: Rc<dyn Device>) -> Vec<Lvol> {
         let slot = self.inner.state.borrow().externals.get(external_id).cloned();
         let block = device.block_size();
         let Some(slot) = slot else { return Vec::new() };

@@ -157,7 +157,7 @@ fn external_devices_show_through_and_may_be_absent() {
         let (a, s) = (store.lvol_by_name("a").unwrap(), store.lvol_by_name("s").unwrap());
         assert!(a.info().is_degraded && s.info().is_degraded);
         assert_eq!(a.read(2 * CLUSTER, 512).await.unwrap_err().errno(), 19);
-        assert_eq!(store.attach_external(&id, external.clone()).len(), 2);
+        assert_eq!(store.attach_external(&id, external.clone()).await.len(), 2);
         assert_eq!(a.read(2 * CLUSTER, 512).await.unwrap(), [0xee; 512]);
         assert_eq!(content(&s).await, before);
         s.delete().await.unwrap();

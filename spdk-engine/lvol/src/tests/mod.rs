@@ -8,7 +8,15 @@ mod chains;
 mod program;
 mod recovery;
 
-use crate::{device::Device, error::Error, hooks::NoHooks, lvol::Lvol, memory::MemoryDevice, store::Store, types::*};
+use crate::{
+    device::Device,
+    error::Error,
+    hooks::NoHooks,
+    lvol::Lvol,
+    memory::MemoryDevice,
+    store::{Store, no_external},
+    types::*,
+};
 use futures::executor::block_on;
 use std::rc::Rc;
 use uuid::Uuid;
@@ -33,7 +41,7 @@ pub(super) async fn format(device: &Rc<MemoryDevice>) -> Store {
 }
 
 pub(super) async fn try_load(device: &Rc<MemoryDevice>) -> Result<(Store, LoadReport), Error> {
-    Store::load(device.clone(), Rc::new(NoHooks), LoadOptions::default(), &|_| ()).await
+    Store::load(device.clone(), Rc::new(NoHooks), LoadOptions::default(), no_external(), &|_| ()).await
 }
 
 pub(super) async fn load(device: &Rc<MemoryDevice>) -> Store {

@@ -105,7 +105,9 @@ fn cut_everywhere(op: Op) {
         let mut states = [0, 0];
         for writes in 0.. {
             let stops = Rc::new(Stops { device: device.fork(), left: Cell::new(writes) });
-            let loaded = Store::load(stops.clone(), Rc::new(NoHooks), LoadOptions::default(), &|_| ()).await.unwrap();
+            let loaded = Store::load(stops.clone(), Rc::new(NoHooks), LoadOptions::default(), no_external(), &|_| ())
+                .await
+                .unwrap();
             let done = op(loaded.0).await.is_ok();
             let left = stops.left.get();
             let survivor = Rc::new(stops.device.fork());
