@@ -6,6 +6,7 @@
 //! | [`bdev`] | the block device trait and the simple devices |
 //! | [`raid`], [`mirror`] | SPDK's raid1; the replicated volume |
 //! | [`nvme`], [`nvmf`] | NVMe/TCP initiator and target |
+//! | [`keyring`] | names for key files |
 //! | [`rpc`], [`events`] | JSON-RPC socket, methods, events for agents |
 //! | [`app`], [`start`] | what modules share; start and stop of the process |
 //!
@@ -17,6 +18,7 @@ pub mod app;
 pub mod bdev;
 pub mod cpus;
 pub mod events;
+pub mod keyring;
 pub mod mirror;
 pub mod nvme;
 pub mod nvmf;

@@ -13,7 +13,7 @@ use addax_engine::rpc::framework::{InitGate, LOG_LEVELS, Logging};
 use addax_engine::rpc::server::Server;
 use addax_engine::rpc::{self, Methods};
 use addax_engine::start::{StartConfig, run};
-use addax_engine::{bdev, mirror, nvme, nvmf, raid};
+use addax_engine::{bdev, keyring, mirror, nvme, nvmf, raid};
 use addax_hugepages::{BufPool, ClassConfig, Hugepages, MapPolicy, PoolConfig};
 use clap::Parser;
 use tracing_subscriber::reload;
@@ -116,6 +116,9 @@ fn all_methods() -> Rc<Methods> {
     rpc::bdev::register(&mut methods);
     bdev::examine::register(&mut methods);
     bdev::rpc::register(&mut methods);
+    bdev::passthru::register(&mut methods);
+    keyring::register(&mut methods);
+    bdev::crypto::register(&mut methods);
     nvme::register(&mut methods);
     raid::register(&mut methods);
     mirror::register(&mut methods);

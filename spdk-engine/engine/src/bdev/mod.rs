@@ -14,11 +14,14 @@
 //! *When things fail.* Errors are NVMe statuses: what a remote drive says passes through unchanged. A device that has no
 //! room now queues (bounded by the queue depths above it); it never refuses for lack of memory.
 
+pub mod crypto;
 pub mod delay;
 pub mod error;
 pub mod examine;
 pub mod malloc;
 pub mod null;
+pub mod over;
+pub mod passthru;
 pub mod registry;
 pub mod remote;
 pub mod rpc;

@@ -19,7 +19,8 @@ const SUBSYSTEMS: &[(&str, &[&str])] = &[
     ("sock", &[]),
     ("iobuf", &[]),
     ("keyring", &[]),
-    ("bdev", &["keyring", "sock", "iobuf"]),
+    ("accel", &["iobuf"]),
+    ("bdev", &["accel", "keyring", "sock", "iobuf"]),
     ("nvmf", &["bdev", "keyring", "sock", "iobuf"]),
 ];
 
