@@ -1,5 +1,7 @@
 //! `addax-engine`: the data plane's process, with the options of `spdk_tgt` that people use.
 
+mod blob_tool;
+
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -15,13 +17,18 @@ use addax_engine::rpc::{self, Methods};
 use addax_engine::start::{StartConfig, run};
 use addax_engine::{bdev, keyring, mirror, nvme, nvmf, raid};
 use addax_hugepages::{BufPool, ClassConfig, Hugepages, MapPolicy, PoolConfig};
-use clap::Parser;
+use blob_tool::BlobTool;
+use clap::{Parser, Subcommand};
 use tracing_subscriber::reload;
 
 /// Addax's data plane: serves disks and replicated volumes over NVMe/TCP, driven by JSON-RPC.
 #[derive(Parser, Debug)]
 #[command(version, after_help = "Example: addax-engine -m 0x1 -r /run/addax/engine.sock --no-huge -s 128")]
+#[command(args_conflicts_with_subcommands = true)]
 struct Args {
+    /// Instead of serving: a tool.
+    #[command(subcommand)]
+    tool: Option<Tool>,
     /// Processors for data cores: a hexadecimal mask (0x3) or a list in brackets ([0,2-3]).
     #[arg(short = 'm', long = "cpumask", default_value = "0x1", value_parser = parse_cpus)]
     cpumask: Cpus,
@@ -58,6 +65,14 @@ struct Args {
     /// Trace group mask of SPDK's command line; without effect.
     #[arg(short = 'e', long = "tpoint-group", hide = true)]
     _tpoint_group: Option<String>,
+}
+
+/// What the program does besides serving.
+#[derive(Subcommand, Debug)]
+enum Tool {
+    /// Look into a blobstore on a device or in a file, without changing it.
+    #[command(subcommand)]
+    Blob(BlobTool),
 }
 
 fn parse_level(text: &str) -> Result<String, String> {
@@ -131,6 +146,9 @@ fn all_methods() -> Rc<Methods> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Tool::Blob(tool)) = &args.tool {
+        return blob_tool::run(tool);
+    }
     let reload = start_logging(&args);
     match start(args, reload) {
         Ok(code) => code,
