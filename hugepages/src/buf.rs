@@ -53,6 +53,8 @@ enum Home {
         slot: u32,
     },
     Heap(Arc<HeapBlock>),
+    /// A part of a block whose rest belongs to others: this handle covers its memory and nothing else.
+    Part(Arc<HeapBlock>),
 }
 
 // SAFETY: the pool pointer comes from an `Arc` and `PoolInner` is `Sync`; the counts are atomic; the bytes are
@@ -95,6 +97,11 @@ impl Buf {
         buf
     }
 
+    /// A handle to a part of a block, see [`crate::Intake`].
+    pub(crate) fn part_of(block: Arc<HeapBlock>, memory: Memory) -> Self {
+        Self { memory, home: Home::Part(block) }
+    }
+
     /// Length that [`set_len`](Self::set_len) can reach, in bytes; a multiple of 4096.
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -102,6 +109,7 @@ impl Buf {
             // SAFETY: this handle's share of the strong count keeps the pool alive.
             Home::Pool { pool, slot } => unsafe { pool.as_ref() }.capacity(*slot),
             Home::Heap(block) => block.layout.size(),
+            Home::Part(_) => self.memory.len(),
         }
     }
 
@@ -114,7 +122,7 @@ impl Buf {
         assert!(len <= capacity, "length {len} does not fit a buffer of {capacity} bytes");
         let start = NonNull::new(self.memory.as_mut_ptr());
         if let Some(start) = start {
-            // SAFETY: a `Buf` starts at the start of its buffer, which has `capacity` bytes.
+            // SAFETY: a `Buf` starts at the start of what it may reach, which has `capacity` bytes.
             self.memory = unsafe { Memory::new(start, len) };
         }
     }
@@ -146,7 +154,7 @@ impl Buf {
         match &self.home {
             // Acquire pairs with the release of the handles that were dropped, so their accesses are over.
             Home::Pool { .. } => self.references().is_some_and(|count| count.load(Ordering::Acquire) == 1),
-            Home::Heap(block) => {
+            Home::Heap(block) | Home::Part(block) => {
                 Arc::strong_count(block) == 1 && {
                     fence(Ordering::Acquire);
                     true
@@ -173,14 +181,14 @@ impl Buf {
         match &self.home {
             // SAFETY: this handle's share of the strong count keeps the pool alive.
             Home::Pool { pool, slot } => Some(unsafe { pool.as_ref() }.offset(*slot)),
-            Home::Heap(_) => None,
+            Home::Heap(_) | Home::Part(_) => None,
         }
     }
 
     pub(crate) fn pool_ptr(&self) -> Option<NonNull<PoolInner>> {
         match &self.home {
             Home::Pool { pool, .. } => Some(*pool),
-            Home::Heap(_) => None,
+            Home::Heap(_) | Home::Part(_) => None,
         }
     }
 
@@ -188,7 +196,7 @@ impl Buf {
         match &self.home {
             // SAFETY: this handle's share of the strong count keeps the pool alive.
             Home::Pool { pool, slot } => Some(unsafe { pool.as_ref() }.references(*slot)),
-            Home::Heap(_) => None,
+            Home::Heap(_) | Home::Part(_) => None,
         }
     }
 }
@@ -206,6 +214,7 @@ impl Clone for Buf {
                 Home::Pool { pool: *pool, slot: *slot }
             }
             Home::Heap(block) => Home::Heap(Arc::clone(block)),
+            Home::Part(block) => Home::Part(Arc::clone(block)),
         };
         Self { memory: self.memory.alias(), home }
     }
@@ -353,7 +362,7 @@ fn limits(range: &impl RangeBounds<usize>, len: usize) -> Option<(usize, usize)>
 }
 
 /// Memory of an unpooled buffer.
-struct HeapBlock {
+pub(crate) struct HeapBlock {
     ptr: NonNull<u8>,
     layout: Layout,
 }
@@ -364,7 +373,11 @@ unsafe impl Send for HeapBlock {}
 unsafe impl Sync for HeapBlock {}
 
 impl HeapBlock {
-    fn new(len: usize) -> Self {
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    pub(crate) fn new(len: usize) -> Self {
         let layout = len
             .max(1)
             .checked_next_multiple_of(BUFFER_ALIGN)

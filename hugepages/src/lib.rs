@@ -5,6 +5,7 @@
 //! | [`map`] | one anonymous mapping ([`Region`]), huge or plain, on a NUMA node when asked |
 //! | [`pool`] | [`BufPool`]: fixed-size, 4096-aligned I/O buffers carved from one region |
 //! | [`buf`] | [`Buf`] and [`BufSlice`]: the reference-counted handles, and the aliasing contract |
+//! | [`Intake`] | a receive buffer whose filled parts are handed on without copying |
 //! | [`reserve`] | reserve and release hugepages per NUMA node, and remember which are ours |
 //! | [`sysfs`] | the kernel's hugepage pools, behind a seam |
 //! | [`status`] | what each node has, what is free, what is ours |
@@ -16,6 +17,7 @@
 
 pub mod buf;
 mod free_list;
+mod intake;
 mod ledger;
 pub mod map;
 mod memory;
@@ -27,6 +29,7 @@ mod sys;
 pub mod sysfs;
 
 pub use buf::{Buf, BufSlice};
+pub use intake::Intake;
 pub use ledger::LedgerError;
 pub use map::{Hugepages, MapError, MapPolicy, Region, RegionKind};
 pub use memory::Memory;

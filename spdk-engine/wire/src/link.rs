@@ -15,9 +15,12 @@
 //!
 //! A PDO smaller than the header is read as the end of the header.
 
+use crate::command::{Cqe, Sqe};
+use zerocopy::IntoBytes;
+
 use crate::pdu::{
-    COMMON_HEADER_SIZE, CommonHeader, DIGEST_SIZE, Fes, IcReq, IcResp, MAX_DATA_ALIGNMENT, MAX_HEADER_SIZE,
-    MAX_TERM_SIZE, Pdu, PduType, TERM_SIZE, TermError, crc32c, flags,
+    C2hData, CAPSULE_CMD_SIZE, COMMON_HEADER_SIZE, CommonHeader, DIGEST_SIZE, Fes, IcReq, IcResp, MAX_DATA_ALIGNMENT,
+    MAX_HEADER_SIZE, MAX_TERM_SIZE, Pdu, PduType, TERM_SIZE, TermError, crc32c, flags,
 };
 
 /// Which end of the connection this is.
@@ -262,6 +265,37 @@ impl Link {
         Ok(Decoded::Header(pdu, layout))
     }
 
+    /// Controller: what [`Self::decode`] finds in the commonest case, a whole command header on a connection without
+    /// digests and alignment; `None` in every other case.
+    pub fn decode_command(&self, bytes: &[u8]) -> Option<(Sqe, Layout)> {
+        let plain = self.ready && !self.header_digest && !self.data_digest && self.rx_alignment == 0;
+        if !plain || !matches!(self.role, Role::Controller) {
+            return None;
+        }
+        let header = bytes.first_chunk::<{ CAPSULE_CMD_SIZE as usize }>()?;
+        let common = CommonHeader::parse(header.first_chunk()?);
+        let expected = common.pdu_type == PduType::CapsuleCmd as u8 && common.hlen == CAPSULE_CMD_SIZE;
+        let size = u32::from(CAPSULE_CMD_SIZE);
+        if !expected || common.plen < size {
+            return None;
+        }
+        let data_offset = if common.plen == size { size } else { u32::from(common.pdo).max(size) };
+        let layout = Layout {
+            pdu_type: PduType::CapsuleCmd,
+            header_len: size,
+            header_end: size,
+            data_offset,
+            data_len: common.plen.checked_sub(data_offset)?,
+            data_digest: false,
+            plen: common.plen,
+        };
+        // No data behind its padding is a mistake, for the full check to name.
+        if layout.data_len == 0 && common.plen > size {
+            return None;
+        }
+        Some((Sqe::parse(&header[COMMON_HEADER_SIZE..])?, layout))
+    }
+
     /// Writes the header of `pdu` with room for `data_len` bytes of data: digest and padding included, the data and
     /// its digest to be sent after it by the caller. Whether a data digest goes after the data says
     /// [`Link::data_digest`]. `data_len` is ignored for types that carry none.
@@ -301,6 +335,31 @@ impl Link {
         out
     }
 
+    /// Controller: what [`Self::encode`] gives for a response capsule, on a connection without header digests.
+    pub fn encode_response(&self, cqe: &Cqe) -> Option<[u8; SHORT_SIZE]> {
+        if self.header_digest {
+            return None;
+        }
+        let mut out = short_header(PduType::CapsuleResp, 0, 0, SHORT_SIZE as u32);
+        out[COMMON_HEADER_SIZE..].copy_from_slice(cqe.as_bytes());
+        Some(out)
+    }
+
+    /// Controller: what [`Self::encode`] gives for data to the host, on a connection without digests and alignment.
+    pub fn encode_c2h_data(&self, data: &C2hData) -> Option<[u8; SHORT_SIZE]> {
+        if self.header_digest || self.data_digest || self.tx_alignment != 0 || data.datal == 0 {
+            return None;
+        }
+        let flag = |set, bit| if set { bit } else { 0 };
+        let flags = flag(data.last, flags::LAST) | flag(data.success, flags::SUCCESS);
+        let plen = (SHORT_SIZE as u32).saturating_add(data.datal);
+        let mut out = short_header(PduType::C2hData, flags, SHORT_SIZE as u8, plen);
+        out[8..10].copy_from_slice(&data.cid.to_le_bytes());
+        out[12..16].copy_from_slice(&data.datao.to_le_bytes());
+        out[16..20].copy_from_slice(&data.datal.to_le_bytes());
+        Some(out)
+    }
+
     /// The whole termination request this end sends for `error`; `offending` is the header that caused it, as far as
     /// it is at hand, and is cut at [`MAX_HEADER_SIZE`].
     pub fn encode_term(&self, error: TermError, offending: &[u8]) -> EncodedHeader {
@@ -314,6 +373,19 @@ impl Link {
         out.len += offending.len();
         out
     }
+}
+
+/// Bytes of the headers of responses and data.
+const SHORT_SIZE: usize = 24;
+
+fn short_header(kind: PduType, flags: u8, pdo: u8, plen: u32) -> [u8; SHORT_SIZE] {
+    let mut out = [0; SHORT_SIZE];
+    out[0] = kind as u8;
+    out[1] = flags;
+    out[2] = SHORT_SIZE as u8;
+    out[3] = pdo;
+    out[4..8].copy_from_slice(&plen.to_le_bytes());
+    out
 }
 
 /// A written header, ready to be sent. Dereferences to its bytes.

@@ -26,6 +26,7 @@ pub const MIN_MAX_H2C_DATA: u32 = 4096;
 pub const MAX_DATA_ALIGNMENT: u8 = 31;
 
 pub(crate) const IC_SIZE: u8 = 128;
+pub(crate) const CAPSULE_CMD_SIZE: u8 = 72;
 pub(crate) const TERM_SIZE: u8 = 24;
 
 /// Flags of the common header.
@@ -85,7 +86,7 @@ impl PduType {
     pub const fn header_size(self) -> u8 {
         match self {
             Self::IcReq | Self::IcResp => IC_SIZE,
-            Self::CapsuleCmd => 72,
+            Self::CapsuleCmd => CAPSULE_CMD_SIZE,
             Self::H2cTermReq | Self::C2hTermReq | Self::CapsuleResp | Self::H2cData | Self::C2hData | Self::R2t => 24,
         }
     }

@@ -334,6 +334,12 @@ impl Chan {
         &self.bdev
     }
 
+    /// Number of blocks now.
+    #[must_use]
+    pub fn num_blocks(&self) -> u64 {
+        self.bdev.num_blocks()
+    }
+
     /// Takes an I/O; it comes back through its sink.
     pub fn submit(&self, core: &Core, mut io: Io) {
         let stats = Rc::clone(&self.stats);

@@ -15,12 +15,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use addax_hugepages::Buf;
 use nvme_wire::Status;
 use serde_json::{Value, json};
 use slab::Slab;
 use uuid::Uuid;
 
-use super::{Bdev, BdevError, BdevInfo, Channel, Io, IoOp, IoTypes};
+use super::{Bdev, BdevError, BdevInfo, Bufs, Channel, Io, IoOp, IoTypes};
 use crate::reactor::disk::{DiskFile, DiskOp, DiskVerb};
 use crate::reactor::{Core, OnDisk};
 
@@ -187,7 +188,7 @@ impl Channel for FileChannel {
         let file = || Arc::clone(&self.0.file);
         let op = match io.op {
             IoOp::Read => DiskOp::transfer(file(), DiskVerb::Read, offset, io.bufs.clone()),
-            IoOp::Write { .. } => DiskOp::transfer(file(), DiskVerb::Write, offset, io.bufs.clone()),
+            IoOp::Write { .. } => DiskOp::transfer(file(), DiskVerb::Write, offset, self.0.aligned(core, &io.bufs)),
             IoOp::Flush => DiskOp::plain(file(), DiskVerb::Flush, 0, 0),
             IoOp::Unmap => DiskOp::plain(file(), DiskVerb::PunchHole, offset, len),
             // Freed space of a file reads as zeroes; a block device may keep old bytes in what it frees.
@@ -199,6 +200,24 @@ impl Channel for FileChannel {
         let then_flush = io.op == IoOp::Write { fua: true };
         let tag = self.0.running.borrow_mut().insert((io, then_flush)) as u64;
         core.submit_disk(op, Rc::clone(&self.0) as Rc<dyn OnDisk>, tag);
+    }
+}
+
+impl Inner {
+    /// The buffers as direct I/O takes them: payloads that lie where they were received are copied together.
+    fn aligned(&self, core: &Core, bufs: &Bufs) -> Bufs {
+        let alignment = self.file.alignment_bytes as usize;
+        if bufs.iter().all(|b| b.is_direct_io(alignment)) {
+            return bufs.clone();
+        }
+        let bytes = bufs.iter().map(|b| b.len()).sum();
+        let whole = core.pool().take(bytes).unwrap_or_else(|| Buf::alloc_unpooled(bytes));
+        let mut at = 0;
+        for buf in bufs {
+            whole.copy_from_memory(buf, at);
+            at += buf.len();
+        }
+        smallvec::smallvec![whole.into_slice()]
     }
 }
 

@@ -20,19 +20,51 @@ pub fn execute(queue: &Rc<IoQueue>, core: &Core, slot: u16) {
         Ok(namespace) => namespace,
         Err(status) => return queue.refuse(core, slot, status),
     };
-    match plan(queue, slot, &sqe, &namespace) {
-        Ok(Plan::Io { op, lba, blocks, bufs }) => {
-            queue.begin(slot, &namespace);
+    let planned = match sqe.opcode {
+        opcode::io::READ | opcode::io::WRITE => transfer(queue, core, slot, &sqe, &namespace),
+        _ => other(queue, core, slot, &sqe, &namespace),
+    };
+    if let Err(status) = planned {
+        queue.refuse(core, slot, status);
+    }
+}
+
+/// Starts a read or write.
+fn transfer(
+    queue: &Rc<IoQueue>,
+    core: &Core,
+    slot: u16,
+    sqe: &Sqe,
+    namespace: &Rc<OpenNamespace>,
+) -> Result<(), Status> {
+    let (op, range) = match IoCommand::parse(sqe).map_err(Status::with_dnr)? {
+        IoCommand::Read(range) => (IoOp::Read, range),
+        IoCommand::Write(range) => (IoOp::Write { fua: range.fua }, range),
+        _ => return Err(Status::INVALID_OPCODE.with_dnr()),
+    };
+    let num_blocks = namespace.chan.num_blocks();
+    let bufs = transfer_bufs(queue, slot, &range, num_blocks, namespace.block_shift, op == IoOp::Read)?;
+    queue.begin(slot, namespace);
+    let sink = Rc::clone(queue) as Rc<dyn IoSink>;
+    namespace.chan.submit(core, Io::new(op, range.slba, u64::from(range.blocks), bufs, sink, u64::from(slot)));
+    Ok(())
+}
+
+/// Starts any other command.
+fn other(queue: &Rc<IoQueue>, core: &Core, slot: u16, sqe: &Sqe, namespace: &Rc<OpenNamespace>) -> Result<(), Status> {
+    match plan(queue, slot, sqe, namespace)? {
+        Plan::Io { op, lba, blocks, bufs } => {
+            queue.begin(slot, namespace);
             let sink = Rc::clone(queue) as Rc<dyn IoSink>;
             namespace.chan.submit(core, Io::new(op, lba, blocks, bufs, sink, u64::from(slot)));
         }
-        Ok(Plan::Unmap(ranges)) => {
-            queue.begin(slot, &namespace);
-            unmap(queue, core, slot, &namespace, &ranges);
+        Plan::Unmap(ranges) => {
+            queue.begin(slot, namespace);
+            unmap(queue, core, slot, namespace, &ranges);
         }
-        Ok(Plan::Nothing) => queue.refuse(core, slot, Status::SUCCESS),
-        Err(status) => queue.refuse(core, slot, status),
+        Plan::Nothing => queue.refuse(core, slot, Status::SUCCESS),
     }
+    Ok(())
 }
 
 enum Plan {
@@ -55,15 +87,12 @@ fn check(queue: &IoQueue, sqe: &Sqe) -> Result<Rc<OpenNamespace>, Status> {
 }
 
 fn plan(queue: &IoQueue, slot: u16, sqe: &Sqe, namespace: &OpenNamespace) -> Result<Plan, Status> {
-    let num_blocks = namespace.chan.bdev().num_blocks();
-    let transfer = |op, range: &BlockRange| {
-        let bufs = transfer_bufs(queue, slot, range, num_blocks, namespace.block_shift, op == IoOp::Read)?;
-        Ok(Plan::Io { op, lba: range.slba, blocks: u64::from(range.blocks), bufs })
-    };
+    let num_blocks = namespace.chan.num_blocks();
     match IoCommand::parse(sqe).map_err(Status::with_dnr)? {
-        IoCommand::Read(range) => transfer(IoOp::Read, &range),
-        IoCommand::Write(range) => transfer(IoOp::Write { fua: range.fua }, &range),
-        IoCommand::Compare(range) => transfer(IoOp::Compare, &range),
+        IoCommand::Compare(range) => {
+            let bufs = transfer_bufs(queue, slot, &range, num_blocks, namespace.block_shift, false)?;
+            Ok(Plan::Io { op: IoOp::Compare, lba: range.slba, blocks: u64::from(range.blocks), bufs })
+        }
         IoCommand::Flush => Ok(Plan::Io { op: IoOp::Flush, lba: 0, blocks: num_blocks, bufs: Bufs::new() }),
         IoCommand::WriteZeroes { deallocate: true, .. } => Err(Status::INVALID_FIELD),
         IoCommand::WriteZeroes { range, .. } => {

@@ -419,3 +419,44 @@ proptest! {
         prop_assert_eq!(digest.value(), crc32c(&data));
     }
 }
+
+proptest! {
+    /// The short ways give what the general ones give, or nothing.
+    #[test]
+    fn short_ways_agree(
+        digests in any::<(bool, bool)>(),
+        alignment in prop_oneof![Just(0u8), 0u8..32],
+        head in any::<[u8; 8]>(),
+        genuine in any::<bool>(),
+        extra in prop_oneof![Just(0u32), 0u32..9000],
+        body in prop::collection::vec(any::<u8>(), 0..80),
+        cqe in any::<[u8; 16]>(),
+        data in any::<(u16, u32, u32, bool, bool)>(),
+    ) {
+        let request = IcReq { pfv: 0, hpda: alignment, header_digest: digests.0, data_digest: digests.1, maxr2t: 0 };
+        let mut link = Link::new(Role::Controller);
+        link.accept(&request, 131_072);
+        let mut bytes = head.to_vec();
+        if genuine {
+            let plen = (72 + extra).to_le_bytes();
+            bytes = vec![4, 0, 72, if extra > 0 { 72 } else { 0 }, plen[0], plen[1], plen[2], plen[3]];
+        }
+        bytes.extend_from_slice(&body);
+        if let Some((sqe, layout)) = link.decode_command(&bytes) {
+            prop_assert_eq!(link.decode(&bytes), Ok(Decoded::Header(Pdu::CapsuleCmd(sqe), layout)));
+        } else if genuine && digests == (false, false) && alignment == 0 {
+            prop_assert!(bytes.len() < 72);
+        }
+        let cqe = Cqe::parse(&cqe).unwrap();
+        if let Some(short) = link.encode_response(&cqe) {
+            let long = link.encode(&Pdu::CapsuleResp(cqe), 0);
+            prop_assert_eq!(&short[..], long.as_bytes());
+        }
+        let (cid, datao, datal, last, success) = data;
+        let data = C2hData { cid, datao, datal, last, success };
+        if let Some(short) = link.encode_c2h_data(&data) {
+            let long = link.encode(&Pdu::C2hData(data), datal);
+            prop_assert_eq!(&short[..], long.as_bytes());
+        }
+    }
+}

@@ -5,7 +5,7 @@
 //! commands from [`Session::next_command`] until there is none, answers each with [`Session::complete`], and sends what
 //! [`Session::output`] holds. A session can move between cores at any time.
 //!
-//! *Flow of a command.* capsule → slot → (buffer → R2T → H2CData | in-capsule data | buffer) → [`Session::next_command`] →
+//! *Flow of a command.* whole capsule → slot → (buffer → R2T → H2CData | data left where it is | buffer) → [`Session::next_command`] →
 //! [`Session::complete`] → (C2HData) → response. One R2T per command covers all of its data.
 //!
 //! *Invariants.* At most as many commands are outstanding as the queue is deep. Commands that wait for a buffer get one
@@ -23,7 +23,7 @@ mod tx;
 
 use std::collections::VecDeque;
 
-use addax_hugepages::{Buf, BufPool, BufSlice};
+use addax_hugepages::{BufPool, BufSlice};
 use nvme_wire::command::{Direction, opcode};
 use nvme_wire::pdu::{C2hData, DIGEST_SIZE, DataDigest, Fes, H2cData, MAX_HEADER_SIZE, R2t};
 use nvme_wire::{Cqe, Decoded, Layout, Link, Pdu, Role, Sgl, Sqe, Status, TermError};
@@ -37,6 +37,8 @@ pub const OUTPUT_BYTES_MAX: usize = 4 << 20;
 /// Rest of a payload from which on it is received straight into the command's buffer.
 const DIRECT_BYTES_MIN: u32 = 4096;
 
+/// Bytes of the longest capsule: header, padding to the largest alignment, data of an admin command, digests.
+const CAPSULE_BYTES_MAX: usize = MAX_HEADER_SIZE + 4 + 128 + (8 << 10) + 4;
 /// Bytes received at once while data that an R2T asked for is on its way.
 const INPUT_BESIDE_DATA: usize = 1 << 10;
 
@@ -309,14 +311,30 @@ impl Session {
         if let Some(payload) = self.payload {
             return Ok(self.advance_payload(payload));
         }
+        if let Some((sqe, layout)) = self.link.decode_command(self.input.unread()) {
+            return self.take_capsule(&sqe, &layout);
+        }
         match self.link.decode(self.input.unread())? {
             Decoded::Need(_) => Ok(false),
+            Decoded::Header(Pdu::CapsuleCmd(sqe), layout) => self.take_capsule(&sqe, &layout),
             Decoded::Header(pdu, layout) => {
                 self.take_pdu(&pdu, &layout)?;
                 self.input.consume(layout.header_end as usize);
                 Ok(true)
             }
         }
+    }
+
+    /// Takes a command capsule once all of it is there; false when more bytes are needed.
+    fn take_capsule(&mut self, sqe: &Sqe, layout: &Layout) -> Result<bool, TermError> {
+        let whole = layout.plen as usize;
+        // A longer one is refused for its length, below.
+        if self.input.unread().len() < whole && whole <= CAPSULE_BYTES_MAX {
+            return Ok(false);
+        }
+        self.take_command(sqe, layout)?;
+        self.input.consume(whole);
+        Ok(true)
     }
 
     fn take_pdu(&mut self, pdu: &Pdu, layout: &Layout) -> Result<(), TermError> {
@@ -327,7 +345,6 @@ impl Session {
                 self.output.push_bytes(&header);
                 Ok(())
             }
-            Pdu::CapsuleCmd(sqe) => self.take_command(*sqe, layout),
             Pdu::H2cData(data) => self.take_data(data, layout),
             Pdu::H2cTermReq(error) => {
                 self.fault = Some(Fault::Broken(Reason::PeerTerminated(*error)));
@@ -337,7 +354,7 @@ impl Session {
         }
     }
 
-    fn take_command(&mut self, sqe: Sqe, layout: &Layout) -> Result<(), TermError> {
+    fn take_command(&mut self, sqe: &Sqe, layout: &Layout) -> Result<(), TermError> {
         let Some(index) = self.slots.take(sqe) else {
             self.fault = Some(Fault::Broken(Reason::Overrun));
             return Ok(());
@@ -361,7 +378,7 @@ impl Session {
             // Data in the capsule that the command does not speak of.
             Sgl::Transport { .. } if layout.data_len > 0 => Err(TermError::field(4)),
             Sgl::InCapsule { length: 1.., .. } => {
-                self.begin_in_capsule(index, layout);
+                self.take_in_capsule(index, layout);
                 Ok(())
             }
             Sgl::Transport { length: 1.. } if moves_data => {
@@ -377,19 +394,20 @@ impl Session {
         }
     }
 
-    fn begin_in_capsule(&mut self, index: u16, layout: &Layout) {
-        let len = layout.data_len as usize;
-        // What is in the capsule stands in the way of all that follows, so it cannot wait for the pool.
-        let data = self.pool.take(len).unwrap_or_else(|| Buf::alloc_unpooled(len));
+    fn take_in_capsule(&mut self, index: u16, layout: &Layout) {
+        let (from, to) = (layout.data_offset as usize, (layout.data_offset + layout.data_len) as usize);
+        let data = self.input.part(from, to, &self.pool);
+        let digest = self.input.unread().get(to..).and_then(|rest| rest.first_chunk::<DIGEST_SIZE>()).copied();
+        let intact = !layout.data_digest || digest.is_some_and(|received| digest_of(&data).matches(received));
         let slot = self.slots.get_mut(index);
-        slot.data = Some(data.into_slice());
-        slot.stage = Stage::InCapsule;
+        slot.data = Some(data);
         slot.verdict = match slot.direction {
-            Direction::HostToController | Direction::None => None,
             Direction::ControllerToHost => Some(Status::INVALID_FIELD),
             Direction::Bidirectional => Some(Status::INVALID_OPCODE),
+            Direction::HostToController | Direction::None if !intact => Some(Status::TRANSIENT_TRANSPORT_ERROR),
+            Direction::HostToController | Direction::None => None,
         };
-        self.begin_payload(index, 0, layout);
+        self.make_ready(index);
     }
 
     fn begin_payload(&mut self, slot: u16, start: u32, layout: &Layout) {
@@ -581,14 +599,19 @@ impl Session {
         }
         let mut cqe = Cqe::new(cid, sqhd, status).with_dw0(dw0);
         cqe.dw1 = dw1.into();
-        let header = self.link.encode(&Pdu::CapsuleResp(cqe), 0);
-        self.output.push_bytes(&header);
+        match self.link.encode_response(&cqe) {
+            Some(header) => self.output.push_bytes(&header),
+            None => self.output.push_bytes(&self.link.encode(&Pdu::CapsuleResp(cqe), 0)),
+        }
     }
 
     fn send_data(&mut self, cid: u16, data: BufSlice, success: bool) {
         let datal = data.len() as u32;
-        let pdu = Pdu::C2hData(C2hData { cid, datao: 0, datal, last: true, success });
-        self.output.push_bytes(&self.link.encode(&pdu, datal));
+        let pdu = C2hData { cid, datao: 0, datal, last: true, success };
+        match self.link.encode_c2h_data(&pdu) {
+            Some(header) => self.output.push_bytes(&header),
+            None => self.output.push_bytes(&self.link.encode(&Pdu::C2hData(pdu), datal)),
+        }
         let digest = self.link.data_digest().then(|| digest_of(&data).to_bytes());
         self.output.push_payload(data);
         if let Some(digest) = digest {

@@ -13,8 +13,6 @@ pub enum Stage {
     Free,
     /// Waits for a buffer.
     Starved,
-    /// Its data is in the capsule and being received.
-    InCapsule,
     /// An R2T was sent; its data is being received.
     Receiving,
     /// Given to the owner of the session.
@@ -74,7 +72,7 @@ impl Slots {
     }
 
     /// A slot for a command; `None` when the host has exceeded the queue depth.
-    pub fn take(&mut self, sqe: Sqe) -> Option<u16> {
+    pub fn take(&mut self, sqe: &Sqe) -> Option<u16> {
         if self.in_use() >= self.depth {
             return None;
         }
@@ -84,8 +82,11 @@ impl Slots {
         });
         let slot = self.get_mut(index);
         slot.direction = sqe.direction();
-        slot.sqe = sqe;
+        slot.sqe = *sqe;
         slot.stage = Stage::Executing;
+        slot.len = 0;
+        slot.received = 0;
+        slot.verdict = None;
         Some(index)
     }
 
@@ -93,7 +94,8 @@ impl Slots {
     pub fn release(&mut self, index: u16) {
         let slot = self.get_mut(index);
         if slot.stage != Stage::Free {
-            *slot = Slot::free();
+            slot.stage = Stage::Free;
+            slot.data = None;
             self.free.push(index);
         }
     }
