@@ -135,6 +135,7 @@ fn all_methods() -> Rc<Methods> {
     keyring::register(&mut methods);
     bdev::crypto::register(&mut methods);
     nvme::register(&mut methods);
+    bdev::lvol::register(&mut methods);
     raid::register(&mut methods);
     mirror::register(&mut methods);
     rpc::bdev::register_examine_entry(&mut methods);
@@ -196,12 +197,13 @@ fn block_signals() -> Result<(), String> {
 
 fn init(app: &App, args: Args, config: Option<Config>, reload: Reload, process: Rc<Process>) {
     let control = app.core().peers()[0].mail.clone();
+    *app.module(OnSignal::default).0.borrow_mut() = Some(app.clone());
     let waiter = std::thread::Builder::new().name("signals".into()).spawn(move || {
         let mut set = nix::sys::signal::SigSet::empty();
         set.add(nix::sys::signal::Signal::SIGTERM);
         set.add(nix::sys::signal::Signal::SIGINT);
-        if set.wait().is_ok() {
-            control.post(addax_engine::reactor::Core::stop);
+        while set.wait().is_ok() {
+            control.post(stop_by_signal);
         }
     });
     if let Err(error) = waiter {
@@ -220,6 +222,19 @@ fn init(app: &App, args: Args, config: Option<Config>, reload: Reload, process: 
             process.failed.set(true);
             app_in_task.core().stop();
         }
+    });
+}
+
+/// The application, until the first signal takes it to end it in order.
+#[derive(Default)]
+struct OnSignal(RefCell<Option<App>>);
+
+/// The first signal ends the process in order: disks are left clean. A second one ends it at once.
+fn stop_by_signal(core: &addax_engine::reactor::Core) {
+    let Some(app) = core.local(OnSignal::default).0.borrow_mut().take() else { return core.stop() };
+    core.spawn(async move {
+        bdev::lvol::stop_all(&app).await;
+        app.core().stop();
     });
 }
 

@@ -69,6 +69,9 @@ impl Bdev for Delay {
         let latencies = Arc::clone(&self.latencies);
         Ok(Rc::new(DelayChannel { base: self.base.open(core)?, latencies, count: Cell::new(0) }))
     }
+    fn unmap_reads_zeroes(&self) -> bool {
+        self.base.bdev.unmap_reads_zeroes()
+    }
     fn holds_guest_data(&self) -> bool {
         self.base.bdev.holds_guest_data()
     }

@@ -129,6 +129,9 @@ impl Bdev for ErrorBdev {
         open.0.borrow_mut().push(Rc::downgrade(&channel));
         Ok(channel)
     }
+    fn unmap_reads_zeroes(&self) -> bool {
+        self.base.bdev.unmap_reads_zeroes()
+    }
     fn holds_guest_data(&self) -> bool {
         self.base.bdev.holds_guest_data()
     }

@@ -79,6 +79,9 @@ impl Bdev for Malloc {
     fn open(&self, _core: &Core) -> Result<Rc<dyn Channel>, BdevError> {
         Ok(Rc::new(MallocChannel { medium: Arc::clone(&self.medium), block_size: self.info.block_size as usize }))
     }
+    fn unmap_reads_zeroes(&self) -> bool {
+        true
+    }
     fn config(&self) -> Option<(&'static str, Value)> {
         let params = json!({ "name": self.info.name, "num_blocks": self.info.num_blocks,
             "block_size": self.info.block_size, "uuid": self.info.uuid.to_string(),

@@ -18,6 +18,7 @@ pub mod crypto;
 pub mod delay;
 pub mod error;
 pub mod examine;
+pub mod lvol;
 pub mod malloc;
 pub mod null;
 pub mod over;
@@ -110,12 +111,39 @@ impl Io {
         self.bufs.iter().map(|b| b.len()).sum()
     }
 
+    /// Puts `sink` and `tag` in the place of whom to tell, and gives back who that was: for a device that passes the
+    /// very I/O on to another and wants to see it end.
+    pub(crate) fn divert(&mut self, sink: Rc<dyn IoSink>, tag: u64) -> Origin {
+        let (sink, tag) = (std::mem::replace(&mut self.sink, sink), std::mem::replace(&mut self.tag, tag));
+        Origin { sink, tag, op: self.op, blocks: self.blocks, account: self.account.take() }
+    }
+
     /// Called by the core's loop: books the I/O and says whom to tell.
     pub(crate) fn finish(self, now: Nanos, status: IoStatus) -> (Rc<dyn IoSink>, u64) {
         if let Some(Account { stats, start, block_size }) = &self.account {
             stats.book(self.op, self.blocks * u64::from(*block_size), now.saturating_sub(*start), status);
         }
         (self.sink, self.tag)
+    }
+}
+
+/// Whom to tell of the end of a diverted I/O (see [`Io::divert`]).
+pub(crate) struct Origin {
+    sink: Rc<dyn IoSink>,
+    tag: u64,
+    op: IoOp,
+    blocks: u64,
+    account: Option<(Arc<IoStats>, Nanos, u32)>,
+}
+
+impl Origin {
+    /// Books the I/O and tells its submitter; to be called from the core's loop, as [`IoSink::io_done`] is.
+    pub(crate) fn finish(self, core: &Core, status: IoStatus) {
+        if let Some((stats, start, block_size)) = &self.account {
+            let bytes = self.blocks * u64::from(*block_size);
+            stats.book(self.op, bytes, core.now().saturating_sub(*start), status);
+        }
+        self.sink.io_done(core, self.tag, status);
     }
 }
 
@@ -212,6 +240,10 @@ pub trait Bdev: Send + Sync + Debug {
     /// The only core that can open it, if there is one; others go through [`remote`].
     fn home(&self) -> Option<CoreId> {
         None
+    }
+    /// Whether an unmapped range reads as zeroes from then on.
+    fn unmap_reads_zeroes(&self) -> bool {
+        false
     }
     /// Whether a guest writes what it holds: such a device is never searched for stores and arrays of ours by itself.
     fn holds_guest_data(&self) -> bool {

@@ -259,6 +259,12 @@ impl Registry {
         self.slots.borrow().get(name)?.openers.iter().find_map(|(_, access, _)| access.claim())
     }
 
+    /// Whether anybody has the device open.
+    #[must_use]
+    pub fn is_open(&self, name: &str) -> bool {
+        self.slots.borrow().get(name).is_some_and(|s| !s.openers.is_empty())
+    }
+
     /// Opens a device; `listener` is called on the control core.
     pub fn open(
         self: &Rc<Self>,

@@ -144,6 +144,10 @@ impl Bdev for FileBdev {
         let (file, block_size) = (Arc::clone(&self.file), u64::from(self.info.block_size));
         Ok(Rc::new(FileChannel(Rc::new(Inner { file, block_size, running: std::cell::RefCell::default() }))))
     }
+    /// Punching a hole zeroes the range, of a file and of a block device, or fails.
+    fn unmap_reads_zeroes(&self) -> bool {
+        true
+    }
     fn driver_specific(&self) -> Value {
         let filename = self.path.display().to_string();
         match self.flavour {

@@ -82,11 +82,13 @@ struct GetBdevs {
 async fn get_bdevs(app: &App, params: Option<Value>) -> RpcResult {
     let request: GetBdevs = params::decode(params, params::decode_failed)?;
     let Some(name) = request.name else {
+        crate::bdev::lvol::refresh(app, None).await;
         return Ok(Value::Array(app.registry().list().iter().map(|e| bdev_object(app, e)).collect()));
     };
     let deadline = app.core().now().saturating_add(request.timeout.saturating_mul(NANOS_PER_MS));
     loop {
         if let Some(entry) = app.registry().find(&name) {
+            crate::bdev::lvol::refresh(app, Some(&entry)).await;
             return Ok(json!([bdev_object(app, &entry)]));
         }
         if app.core().now() >= deadline {

@@ -198,7 +198,7 @@ struct Kill {
 }
 
 fn kill(params: Option<Value>) -> RpcResult {
-    use nix::sys::signal::{Signal, raise};
+    use nix::sys::signal::{Signal, kill};
     let request: Kill = params::decode(params, params::invalid_parameters)?;
     let signal = match request.sig_name.as_str() {
         "SIGINT" => Signal::SIGINT,
@@ -209,7 +209,8 @@ fn kill(params: Option<Value>) -> RpcResult {
         "SIGUSR1" => Signal::SIGUSR1,
         _ => return Err(params::invalid_parameters()),
     };
-    raise(signal).map_err(|errno| RpcError::errno(errno as i32))?;
+    // To the process: this thread leaves signals to the one that waits for them.
+    kill(nix::unistd::Pid::this(), signal).map_err(|errno| RpcError::errno(errno as i32))?;
     Ok(json!(true))
 }
 
