@@ -133,13 +133,13 @@ pub(crate) struct Origin {
     tag: u64,
     op: IoOp,
     blocks: u64,
-    account: Option<(Arc<IoStats>, Nanos, u32)>,
+    account: Option<Account>,
 }
 
 impl Origin {
     /// Books the I/O and tells its submitter; to be called from the core's loop, as [`IoSink::io_done`] is.
     pub(crate) fn finish(self, core: &Core, status: IoStatus) {
-        if let Some((stats, start, block_size)) = &self.account {
+        if let Some(Account { stats, start, block_size }) = &self.account {
             let bytes = self.blocks * u64::from(*block_size);
             stats.book(self.op, bytes, core.now().saturating_sub(*start), status);
         }
