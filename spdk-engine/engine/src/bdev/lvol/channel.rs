@@ -23,9 +23,10 @@ use nvme_wire::Status;
 use slab::Slab;
 
 use super::asks::Asks;
+use super::durability::Mark;
 use super::percore::{Cores, StoreCore};
 use super::pieces::Split;
-use super::shared::{MetadataMark, Volume};
+use super::shared::Volume;
 use crate::bdev::lvol::flights::Period;
 use crate::bdev::{BdevError, Channel, Io, IoOp, IoSink, IoStatus, Origin};
 use crate::reactor::Core;
@@ -115,7 +116,7 @@ pub enum Then {
     /// A flush, since the I/O must be durable and rests on metadata that is not yet.
     Flush,
     /// It was a flush: metadata up to the mark is durable.
-    Durable(MetadataMark),
+    Durable(Mark),
 }
 
 /// The channel proper; it lives until it was closed and has answered everything.
@@ -207,7 +208,7 @@ impl Inner {
     }
 
     fn flush(self: &Rc<Self>, core: &Core, io: Io) {
-        let mark = self.volume.store.metadata_mark();
+        let mark = self.volume.store.durability.mark();
         let blocks = self.store.base.bdev().num_blocks();
         self.pass_then(core, io, 0, blocks, Then::Durable(mark));
     }
@@ -293,7 +294,7 @@ impl Inner {
     fn whole_done(self: &Rc<Self>, core: &Core, origin: Origin, period: Period, then: Then, status: IoStatus) {
         match then {
             Then::Flush if status.is_success() => {
-                let mark = self.volume.store.metadata_mark();
+                let mark = self.volume.store.durability.mark();
                 let running = Running::Whole { origin, period, then: Then::Durable(mark) };
                 let tag = self.running.borrow_mut().insert(running) as u64;
                 let blocks = self.store.base.bdev().num_blocks();
@@ -301,7 +302,7 @@ impl Inner {
                 let flush = Io::new(IoOp::Flush, 0, blocks, crate::bdev::Bufs::new(), sink, tag);
                 return self.store.base.submit(core, flush);
             }
-            Then::Durable(mark) if status.is_success() => self.volume.store.flushed(mark),
+            Then::Durable(mark) if status.is_success() => self.volume.store.durability.flushed(mark),
             _ => {}
         }
         self.landed(core, period);

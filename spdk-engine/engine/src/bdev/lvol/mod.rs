@@ -12,7 +12,7 @@
 //! | [`device`], [`hooks`] | owner core | the store's disk, its pauses across cores |
 //! | [`channel`], [`pieces`], [`asks`] | every data core | I/O of a volume |
 //! | [`percore`], [`flights`] | every data core | what a core has of a store |
-//! | [`shared`] | all | what cores share, the device |
+//! | [`shared`], [`durability`] | all | what cores share, the device |
 //!
 //! *Flow of an I/O.* lookup in the shared map → the base device's channel on the same core. Only what changes the map
 //! goes to the owner core and back.
@@ -26,6 +26,7 @@
 mod asks;
 mod channel;
 mod device;
+mod durability;
 mod examine;
 mod flights;
 mod hooks;

@@ -5,14 +5,14 @@
 //!
 //! *When things fail.* Requests for a store that is not there any more fail with an internal error.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use lvol_core::device::{Device, LocalFuture};
 use lvol_core::{
-    BlobId, Error, FormatOptions, Hooks, LoadOptions, LoadProgress, LoadReport, Lvol, Map, Store, StoreInfo,
+    BlobId, Error, FormatOptions, Hooks, LoadOptions, LoadProgress, LoadReport, LoadStage, Lvol, Map, Store, StoreInfo,
 };
 use nvme_wire::Status;
 
@@ -23,7 +23,11 @@ use super::shared::{LvolKey, Report, StoreId, StoreShared, lock};
 use super::stores;
 use crate::bdev::IoStatus;
 use crate::bdev::registry::Entry;
+use crate::reactor::driver::{NANOS_PER_S, Nanos};
 use crate::reactor::{CONTROL, Core};
+
+/// How often the progress of a load is told within a stage.
+const TELL_NS: Nanos = NANOS_PER_S;
 
 /// A store on its owner core.
 pub struct Owned {
@@ -124,7 +128,8 @@ async fn open_on(
         Open::Load => {
             let name = base.bdev.info().name;
             let find = |external: &str| find_external(core, id, external.to_owned(), &externals);
-            let progress = |p: LoadProgress| tell_progress(core, &name, p);
+            let told = Cell::new(None);
+            let progress = |p: LoadProgress| tell_progress(core, &name, &told, p);
             Store::load(as_device, as_hooks, LoadOptions::default(), &find, &progress).await?
         }
     };
@@ -152,9 +157,15 @@ fn find_external<'a>(
     })
 }
 
-fn tell_progress(core: &Core, base: &str, progress: LoadProgress) {
-    let base = base.to_owned();
-    core.post(CONTROL, move |core| stores::load_progress(core, &base, progress));
+/// Passes progress on to the control core: each new stage, and within one now and then.
+fn tell_progress(core: &Core, base: &str, told: &Cell<Option<(LoadStage, Nanos)>>, progress: LoadProgress) {
+    let now = core.clock();
+    let is_due = told.get().is_none_or(|(stage, at)| stage != progress.stage || now >= at + TELL_NS);
+    if is_due {
+        told.set(Some((progress.stage, now)));
+        let base = base.to_owned();
+        core.post(CONTROL, move |core| stores::load_progress(core, &base, progress));
+    }
 }
 
 /// Makes everything fail at once on the store's device, also while it is being loaded.
@@ -246,7 +257,7 @@ impl Owned {
     }
 
     async fn run(&self, lvol: &Lvol, want: Want) -> IoStatus {
-        let writes = self.shared.metadata_change();
+        let writes = self.shared.durability.change();
         let done = match want {
             Want::Clusters { first, last } => lvol.ensure_allocated(first..last + 1).await,
             Want::Zeroes { offset, len } => lvol.write_zeroes(offset, len).await,

@@ -11,7 +11,7 @@ use nvme_wire::Status;
 use smallvec::SmallVec;
 
 use super::channel::{Inner, Running};
-use super::shared::MetadataMark;
+use super::durability::Mark;
 use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus};
 use crate::reactor::Core;
 
@@ -21,7 +21,7 @@ pub struct Split {
     left: usize,
     status: IoStatus,
     /// Metadata that is durable once the last piece, a flush, has succeeded.
-    flush: Option<Option<MetadataMark>>,
+    flush: Option<Option<Mark>>,
 }
 
 /// Where a piece goes.
@@ -202,7 +202,7 @@ impl Inner {
             return;
         }
         if let (Some(None), true) = (split.flush, split.status.is_success()) {
-            split.flush = Some(Some(self.volume.store.metadata_mark()));
+            split.flush = Some(Some(self.volume.store.durability.mark()));
             drop(splits);
             let base = self.store.base.clone();
             let blocks = base.bdev().num_blocks();
@@ -211,7 +211,7 @@ impl Inner {
         let split = splits.remove(key);
         drop(splits);
         if let (Some(Some(mark)), true) = (split.flush, split.status.is_success()) {
-            self.volume.store.flushed(mark);
+            self.volume.store.durability.flushed(mark);
         }
         core.complete(split.io, split.status);
     }

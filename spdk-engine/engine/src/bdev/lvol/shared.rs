@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::channel::LvolChannel;
+use super::durability::Durability;
 use crate::bdev::registry::Entry;
 use crate::bdev::{Bdev, BdevError, BdevInfo, Channel, IoTypes};
 use crate::reactor::{Core, CoreId};
@@ -51,34 +52,8 @@ pub struct StoreShared {
     pub write_cache: bool,
     /// External devices in use, by their UUID as the store has it.
     pub externals: Mutex<HashMap<String, Arc<Entry>>>,
-    durability: Durability,
+    pub durability: Durability,
 }
-
-/// Whether metadata was written since the last flush: a forced-unit-access write must not rest on such.
-#[derive(Debug, Default)]
-struct Durability {
-    /// Changes that have ended.
-    written: AtomicU64,
-    /// Changes under way: their clusters may show in the map already.
-    under_way: AtomicU64,
-    /// Changes that were ended before a flush began that has succeeded.
-    durable: AtomicU64,
-}
-
-/// Metadata is being written while this lives.
-#[derive(Debug)]
-pub struct MetadataChange<'a>(&'a Durability);
-
-impl Drop for MetadataChange<'_> {
-    fn drop(&mut self) {
-        self.0.written.fetch_add(1, Ordering::AcqRel);
-        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A moment of a store's metadata, for [`StoreShared::flushed`].
-#[derive(Debug, Clone, Copy)]
-pub struct MetadataMark(u64);
 
 impl StoreShared {
     /// A store on `base` with clusters of `cluster_blocks` blocks.
@@ -98,33 +73,10 @@ impl StoreShared {
         }
     }
 
-    /// Metadata that I/O may rest on is going to be written.
-    #[must_use]
-    pub fn metadata_change(&self) -> MetadataChange<'_> {
-        self.durability.under_way.fetch_add(1, Ordering::AcqRel);
-        MetadataChange(&self.durability)
-    }
-
-    /// Whether metadata may not be durable yet.
+    /// Whether metadata that I/O may rest on could be lost with power now.
     #[must_use]
     pub fn has_volatile_metadata(&self) -> bool {
-        let durability = &self.durability;
-        let is_volatile = || {
-            durability.under_way.load(Ordering::Acquire) > 0
-                || durability.durable.load(Ordering::Acquire) < durability.written.load(Ordering::Acquire)
-        };
-        self.write_cache && is_volatile()
-    }
-
-    /// Taken before a flush of the base device is sent.
-    #[must_use]
-    pub fn metadata_mark(&self) -> MetadataMark {
-        MetadataMark(self.durability.written.load(Ordering::Acquire))
-    }
-
-    /// A flush sent after `mark` was taken has succeeded.
-    pub fn flushed(&self, mark: MetadataMark) {
-        self.durability.durable.fetch_max(mark.0, Ordering::AcqRel);
+        self.write_cache && self.durability.is_volatile()
     }
 
     /// The external device of that identity, if it is there.

@@ -48,8 +48,13 @@ struct Progress {
 }
 
 impl Copies {
-    fn add(&self, total: u64) -> (u32, Rc<Copy>) {
+    /// The number of the next copy; one that does not begin has one, too, as in SPDK.
+    fn next_id(&self) -> u32 {
         self.last.set(self.last.get().wrapping_add(1).max(1));
+        self.last.get()
+    }
+
+    fn add(&self, id: u32, total: u64) -> Rc<Copy> {
         let progress = Arc::new(Progress { copied: AtomicU64::new(0), total: AtomicU64::new(total) });
         let copy = Rc::new(Copy { progress, ended: Cell::new(None) });
         let mut by_id = self.by_id.borrow_mut();
@@ -57,8 +62,8 @@ impl Copies {
             let oldest = by_id.iter().find(|(_, copy)| copy.ended.get().is_some()).map(|(id, _)| *id);
             oldest.map(|id| by_id.remove(&id));
         }
-        by_id.insert(self.last.get(), Rc::clone(&copy));
-        (self.last.get(), copy)
+        by_id.insert(id, Rc::clone(&copy));
+        copy
     }
 }
 
@@ -73,12 +78,13 @@ async fn start(app: &App, params: Option<Value>) -> RpcResult {
     let request: Start = decode(params, decode_failed)?;
     let lvols = Lvols::of(app);
     let (store, volume) = find_volume(&lvols, &request.src_lvol_name)?;
+    let id = app.module(Copies::default).next_id();
     let desc = app.registry().open(&request.dst_bdev_name, Access::WriteOne(MODULE), |_| {});
     let desc = desc.map_err(|e| late(e.errno()))?;
     let blob = volume.blob();
     let total = lvols.on_owner(&store, move |_, owned| async move { Ok(owned.lvol(blob)?.info().allocated_clusters) });
     let total = total.await.map_err(|e| late(e.errno()))?;
-    let (id, copy) = app.module(Copies::default).add(total);
+    let copy = app.module(Copies::default).add(id, total);
     app.core().spawn(run(lvols, store, blob, desc, copy));
     Ok(json!({ "operation_id": id }))
 }
