@@ -30,7 +30,7 @@ def call(method, **params):
     except JSONRPCException as error:
         found = re.search(r"response:\s*(\{.*\})", str(error), re.S)
         answer = {"error": json.loads(found.group(1)) if found else str(error)}
-    answers.append({"call": shown, "answer": plain(answer)})
+    answers.append(plain({"call": shown, "answer": answer}))
     return answer
 
 
