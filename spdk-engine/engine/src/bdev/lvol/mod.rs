@@ -47,7 +47,7 @@ use stores::Lvols;
 /// Adds this module's methods and its look at new devices.
 pub fn register(m: &mut Methods) {
     rpc::register(m);
-    m.add_examiner(stores::MODULE, |app, entry| examine::examine(app, entry));
+    m.add_examiner(stores::MODULE, examine::examine);
 }
 
 /// Brings reports of volumes up to date, before devices are described: of `entry`, or of all.

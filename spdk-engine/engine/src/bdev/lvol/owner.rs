@@ -201,7 +201,10 @@ pub async fn end(core: Core, id: StoreId, how: End) -> Result<(), Error> {
     let ended = match how {
         End::Unload => owned.store.unload().await,
         End::Destroy => owned.store.destroy().await,
-        End::Abandon => Ok(owned.store.abandon()),
+        End::Abandon => {
+            owned.store.abandon();
+            Ok(())
+        }
     };
     if ended.is_err() {
         owned.store.abandon();
