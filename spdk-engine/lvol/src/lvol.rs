@@ -4,7 +4,7 @@
 //! answers [`Error::NotFound`] or [`Error::Unloaded`].
 //!
 //! Operations that change the structure (snapshot, delete, resize, …) on one volume exclude each other: the second is
-//! refused with [`Error::Busy`], as SPDK does. I/O goes on beside them, but for the moments bracketed by
+//! refused with [`Error::Busy`], as SPDK does. I/O on a degraded volume is refused with [`Error::NoExternal`]. I/O goes on beside them, but for the moments bracketed by
 //! [`crate::Hooks::quiesce`].
 
 use crate::{
@@ -61,6 +61,7 @@ impl Lvol {
 
     fn check_io(&self, writing: bool) -> Result<(), Error> {
         self.parts()?;
+        self.inner.check_external(&self.blob)?;
         if writing && self.blob.data_read_only() {
             return Err(Error::NotPermitted(format!("{:?} is read-only", self.blob.name())));
         }

@@ -7,13 +7,14 @@
 //! Before the root is durable, the disk holds the old chain whole; after it, the new one. Places are reused only after
 //! the second flush, so nothing the old root names is overwritten before.
 //!
-//! When the root's write or the flush after it fails, either may be on disk. Then everything that either names stays
-//! reserved, and the store is not marked clean any more: the next load recovers and finds out.
+//! When the root's write or the flush after it fails, either may be on disk. The old root is then written once more: if
+//! that succeeds, nothing has happened. If not, everything that either names stays reserved, and the store is not marked
+//! clean any more: the next load recovers and finds out.
 
 use super::{Blob, Inner};
 use crate::{error::Error, map::Table};
 use blobstore_format::{
-    Metadata,
+    MdPage, Metadata,
     extent::{ExtentTable, Run, push_run},
     metadata::{self, Extents},
 };
@@ -80,6 +81,21 @@ fn extents(table_mode: bool, table: &Table, extent_pages: &[u32]) -> Extents {
     Extents::Runs(runs)
 }
 
+impl Blob {
+    /// The root page as it is on disk; `None` when the blob is not there yet.
+    fn emit_root(&self) -> Result<Option<MdPage>, Error> {
+        let state = self.state.borrow();
+        if state.chain.is_empty() {
+            return Ok(None);
+        }
+        let mut md = state.md.clone();
+        md.extents = extents(state.table_mode, &self.map.table(), &state.extent_pages);
+        let mut pages = md.emit().map_err(|e| Error::Invalid(e.to_string()))?;
+        metadata::chain(&mut pages, &state.chain).map_err(|e| Error::Damaged(e.to_string()))?;
+        Ok(Some(pages.swap_remove(0)))
+    }
+}
+
 impl Inner {
     /// Gives back what was taken for a change that failed; keeps it reserved when the change may be on disk.
     pub(crate) fn undo(&self, fresh: Fresh, failed: Failed) -> Error {
@@ -93,8 +109,14 @@ impl Inner {
         failed.error
     }
 
-    /// Writes a chain for `md`, whose root page it replaces, and returns its pages. They are used from then on.
-    pub(crate) async fn write_chain(&self, md: &Metadata, flush_first: bool) -> Result<Vec<u32>, Failed> {
+    /// Writes a chain for `md`, whose root page replaces that of `old` (if there is one), and returns its pages. They are
+    /// used from then on.
+    pub(crate) async fn write_chain(
+        &self,
+        md: &Metadata,
+        flush_first: bool,
+        old: Option<&Blob>,
+    ) -> Result<Vec<u32>, Failed> {
         let Some(root) = md.id.page() else {
             return Err(Error::Damaged(format!("{} is no id of a blob", md.id)).into());
         };
@@ -130,8 +152,24 @@ impl Inner {
         .await;
         match committed {
             Ok(()) => Ok(places),
-            Err(error) => Err(Failed { error: self.undo(fresh, Failed { error, certain: false }), certain: false }),
+            Err(error) => {
+                let certain = self.restore_root(root, old).await.is_ok();
+                Err(Failed { error: self.undo(fresh, Failed { error, certain }), certain })
+            }
         }
+    }
+
+    /// Writes a root page, whose replacement or removal failed, as it was: of a blob as it is in memory, or of none.
+    pub(crate) async fn restore_root(&self, root: u32, old: Option<&Blob>) -> Result<(), Error> {
+        let page = match old {
+            Some(blob) => blob.emit_root()?,
+            None => None,
+        };
+        match page {
+            Some(page) => self.write_page(root, &page).await?,
+            None => self.zero_page(root).await?,
+        }
+        self.flush().await
     }
 
     /// Brings a blob into its next state on disk, and in memory all but the map. The caller holds the blob's `md` mutex,
@@ -140,7 +178,7 @@ impl Inner {
         let Next { mut md, table, extent_pages, flush_first } = next;
         let table_mode = blob.state.borrow().table_mode;
         md.extents = extents(table_mode, table, &extent_pages);
-        let chain = self.write_chain(&md, flush_first).await?;
+        let chain = self.write_chain(&md, flush_first, Some(blob)).await?;
         md.extents = Extents::Table(ExtentTable::default());
         let old = {
             let mut state = blob.state.borrow_mut();

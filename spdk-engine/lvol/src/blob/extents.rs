@@ -250,7 +250,13 @@ impl Inner {
         }
         self.mark_dirty().await?;
         let pages = emit_pages(blob, &chunks, |chunk| blob.state.borrow().extent_pages[chunk]);
-        self.write_pages(&pages).await.map_err(|error| Failed { error, certain: false })?;
+        if let Err(error) = self.write_pages(&pages).await {
+            // Any of them may be on disk: written as they were, none is.
+            let old: BTreeMap<_, _> = chunks.keys().map(|chunk| (*chunk, Vec::new())).collect();
+            let pages = emit_pages(blob, &old, |chunk| blob.state.borrow().extent_pages[chunk]);
+            let restored = async { self.write_pages(&pages).await.and(self.flush().await) }.await;
+            return Err(Failed { error, certain: restored.is_ok() });
+        }
         chunks.values().for_each(|entries| show(blob, entries));
         Ok(())
     }

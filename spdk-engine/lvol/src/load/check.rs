@@ -108,24 +108,39 @@ impl Loader<'_> {
                 sharers.insert(blob.id, format!("its cluster {n}, at {at}, has a second owner"));
             }
         }
-        sharers.into_iter().for_each(|(id, reason)| self.leave_out(id, reason));
-        // Their descendants go with them.
+        self.leave_out_families(sharers);
+    }
+
+    /// Leaves blobs out, and their descendants with them.
+    fn leave_out_families(&mut self, blobs: HashMap<BlobId, String>) {
+        if blobs.is_empty() {
+            return;
+        }
+        blobs.into_iter().for_each(|(id, reason)| self.leave_out(id, reason));
         let mut good = HashSet::new();
         let ids: Vec<BlobId> = self.blobs.keys().copied().collect();
         ids.into_iter().for_each(|id| self.check_chain(id, &mut good));
     }
 
-    /// Whether the super blob and every lvol have what makes them one.
+    /// Whether the super blob and every lvol have what makes them one. Of lvols with one name or UUID only the first can
+    /// be told from the others: those are left out.
     pub(super) fn check_names(&mut self) -> Result<(), Error> {
         let super_blob = self.super_block.super_blob;
         let Some(blob) = self.blobs.get(&super_blob).filter(|_| !self.damaged.contains_key(&super_blob)) else {
             let why = self.damaged.get(&super_blob).map_or("it does not exist", |damage| &damage.reason);
             return Err(Error::Damaged(format!("the super blob {super_blob} is not usable: {why}")));
         };
+        let (mut names, mut uuids, mut doubles) = (HashSet::new(), HashSet::new(), HashMap::new());
         StoreNames::of(&blob.md).map_err(|e| Error::Damaged(format!("super blob: {e}")))?;
         for blob in self.blobs.values().filter(|blob| blob.id != super_blob && !self.damaged.contains_key(&blob.id)) {
-            LvolNames::of(&blob.md).map_err(|e| Error::Damaged(e.to_string()))?;
+            let LvolNames { name, uuid } = LvolNames::of(&blob.md).map_err(|e| Error::Damaged(e.to_string()))?;
+            if !names.insert(name.clone()) {
+                doubles.insert(blob.id, format!("another lvol has its name, {name:?}"));
+            } else if !uuid.is_nil() && !uuids.insert(uuid) {
+                doubles.insert(blob.id, format!("another lvol has its UUID, {uuid}"));
+            }
         }
+        self.leave_out_families(doubles);
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::{Loader, Loading};
 use crate::{
     error::Error,
     map::{Backing, Table},
-    store::read_pages,
+    store::{READS, read_pages},
     types::*,
 };
 use blobstore_format::{
@@ -73,21 +73,29 @@ impl Loader<'_> {
         let (end, total) = (start + u64::from(self.geometry.md_len) * size, u64::from(self.geometry.md_len));
         let mut open = BTreeMap::new();
         let mut at = start;
-        loop {
-            let data = self.device.next_data(at, end).await?;
-            at = start + (data.max(at) - start) / size * size;
-            self.report(LoadStage::Scan, ((at - start) / size).min(total), total);
-            if at >= end {
-                return Ok(open);
+        let device = self.device.clone();
+        while at < end {
+            let mut pieces = Vec::new();
+            while pieces.len() < READS && at < end {
+                let data = device.next_data(at, end).await?.clamp(at, end);
+                at = start + (data - start) / size * size;
+                if at < end {
+                    let len = (SCAN_PIECE.max(size) / size * size).min(end - at);
+                    pieces.push((at, len));
+                    at += len;
+                }
             }
-            let len = (SCAN_PIECE.max(size) / size * size).min(end - at);
-            let bytes = self.device.read(at, len as usize).await?;
-            for (n, bytes) in bytes.chunks_exact(size as usize).enumerate() {
-                let index = ((at - start) / size) as u32 + n as u32;
-                self.scan_page(index, &bytes[..PAGE_SIZE], &mut open);
+            let reads = pieces.iter().map(|(at, len)| device.read(*at, *len as usize));
+            let reads = futures::future::join_all(reads).await;
+            for ((at, _), bytes) in pieces.into_iter().zip(reads) {
+                let first = ((at - start) / size) as u32;
+                for (index, bytes) in (first..).zip(bytes?.chunks_exact(size as usize)) {
+                    self.scan_page(index, &bytes[..PAGE_SIZE], &mut open);
+                }
             }
-            at += len;
+            self.report(LoadStage::Scan, (at - start) / size, total);
         }
+        Ok(open)
     }
 
     fn scan_page(&mut self, index: u32, bytes: &[u8], open: &mut BTreeMap<BlobId, Chain>) {

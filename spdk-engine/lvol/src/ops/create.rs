@@ -98,7 +98,7 @@ impl Inner {
             }
         }
         md.extents = Extents::Table(ExtentTable::from_pages(clusters, pages.iter().copied()));
-        let chain = match self.write_chain(&md, thick && clusters > 0).await {
+        let chain = match self.write_chain(&md, thick && clusters > 0, None).await {
             Ok(chain) => chain,
             Err(failed) => {
                 self.undo(fresh, failed.clone());

@@ -40,10 +40,15 @@ impl Inner {
             None => everything(blob),
             Some(clone) => self.bequeath(blob, clone).await?,
         };
-        let gone = self.remove_root(blob).await;
-        if let (Err(error), None) = (&gone, &clone) {
-            self.set_uncertain();
-            return Err(error.clone());
+        let mut gone = self.remove_root(blob).await;
+        if let Err(error) = &gone {
+            if clone.is_none() {
+                if self.restore_root(blob.id.page().unwrap_or(0), Some(blob)).await.is_err() {
+                    self.set_uncertain();
+                }
+                return Err(error.clone());
+            }
+            gone = self.remove_root(blob).await;
         }
         self.forget(blob);
         drop(quiet);

@@ -2,6 +2,7 @@
 
 use crate::{
     blob::Blob,
+    error::Error,
     map::Place,
     store::Inner,
     types::{LvolInfo, SpaceUse},
@@ -39,7 +40,18 @@ impl Inner {
     }
 
     fn is_degraded(&self, blob: &Blob) -> bool {
-        blob.map.external().is_some_and(|external| self.external(external.id()).device.borrow().is_none())
+        self.check_external(blob).is_err()
+    }
+
+    /// Fails when the external device at the end of the blob's chain is absent.
+    pub(crate) fn check_external(&self, blob: &Blob) -> Result<(), Error> {
+        let state = self.state.borrow();
+        if state.externals.is_empty() {
+            return Ok(());
+        }
+        let Some(external) = blob.map.external() else { return Ok(()) };
+        let there = state.externals.get(external.id()).is_some_and(|slot| slot.device.borrow().is_some());
+        if there { Ok(()) } else { Err(Error::NoExternal(external.id().to_owned())) }
     }
 
     pub(crate) fn space(&self, blob: &Blob) -> SpaceUse {

@@ -2,7 +2,11 @@
 
 use crate::{device::Device, error::Error, store::Inner, sync::all};
 use blobstore_format::{Geometry, MaskKind, MdPage, SuperBlock, mask, page::PAGE_SIZE};
+use futures::StreamExt;
 use std::rc::Rc;
+
+/// Reads in flight while metadata is loaded.
+pub(crate) const READS: usize = 4;
 
 /// Bytes that a read of neighbouring metadata pages takes at most.
 const READ_PIECE: u64 = 1 << 20;
@@ -48,23 +52,35 @@ pub(crate) async fn read_pages(
     mut each: impl FnMut(u32, &[u8]),
 ) -> Result<(), Error> {
     let size = u64::from(geometry.md_page_size);
-    let (gap, most) = ((READ_GAP / size).max(1), (READ_PIECE / size).max(1));
-    let mut rest = pages;
-    while let [first, ..] = rest {
-        let mut n = 1;
-        while n < rest.len() && u64::from(rest[n] - rest[n - 1]) <= gap && u64::from(rest[n] - first) < most {
-            n += 1;
+    let reads = neighbours(pages, (READ_GAP / size).max(1), (READ_PIECE / size).max(1)).map(|group| async move {
+        let (first, last) = (group[0], group[group.len() - 1]);
+        let len = (u64::from(last - first) + 1) * size;
+        Ok::<_, Error>((group, device.read(geometry.page_offset(first), len as usize).await?))
+    });
+    let mut reads = futures::stream::iter(reads).buffered(READS);
+    let mut result = Ok(());
+    while let Some(read) = reads.next().await {
+        match read {
+            Ok((group, bytes)) => group.iter().for_each(|page| {
+                let at = (page - group[0]) as usize * size as usize;
+                each(*page, &bytes[at..at + PAGE_SIZE]);
+            }),
+            // Those in flight end first.
+            Err(error) => result = result.and(Err(error)),
         }
-        let (now, later) = rest.split_at(n);
-        let len = (u64::from(now[n - 1] - first) + 1) * size;
-        let bytes = device.read(geometry.page_offset(*first), len as usize).await?;
-        for page in now {
-            let at = ((page - first) as usize) * size as usize;
-            each(*page, &bytes[at..at + PAGE_SIZE]);
-        }
-        rest = later;
     }
-    Ok(())
+    result
+}
+
+/// Splits an ascending list into groups that span at most `most` pages, with at most `gap` from one to the next.
+fn neighbours(mut rest: &[u32], gap: u64, most: u64) -> impl Iterator<Item = &[u32]> {
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let near = |pair: &[u32]| u64::from(pair[1] - pair[0]) <= gap && u64::from(pair[1] - first) < most;
+        let (group, later) = rest.split_at(1 + rest.windows(2).take_while(|pair| near(pair)).count());
+        rest = later;
+        Some(group)
+    })
 }
 
 impl Inner {
@@ -166,4 +182,17 @@ pub(crate) fn check_blocks(device: &Rc<dyn Device>, geometry: &Geometry) -> Resu
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::neighbours;
+
+    #[test]
+    fn pages_near_each_other_are_read_at_once() {
+        let pages = [0, 1, 3, 30, 31, 32, 33, 34, 35, 36];
+        let groups: Vec<&[u32]> = neighbours(&pages, 2, 5).collect();
+        assert_eq!(groups, [&[0, 1, 3][..], &[30, 31, 32, 33, 34], &[35, 36]]);
+        assert_eq!(neighbours(&[], 2, 5).count(), 0);
+    }
 }

@@ -9,7 +9,7 @@ mod format;
 mod grow;
 mod inner;
 
-pub(crate) use disk::{check_blocks, read_mask, read_pages, read_super, write_super};
+pub(crate) use disk::{READS, check_blocks, read_mask, read_pages, read_super, write_super};
 pub(crate) use inner::{IN_FLIGHT, Inner, Phase, State};
 
 use crate::{
