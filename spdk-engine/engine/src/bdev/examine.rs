@@ -78,17 +78,34 @@ fn examine(app: &App, state: &Rc<Examination>, entry: &Arc<Entry>) {
     if !entry.bdev.info().io_types.read {
         return;
     }
-    state.pending.set(state.pending.get() + 1);
+    let busy = busy(app);
     let (app, state, entry) = (app.clone(), Rc::clone(state), Arc::clone(entry));
     app.core().clone().spawn(async move {
         run_examiners(&app, &state, &entry).await;
-        state.pending.set(state.pending.get() - 1);
-        if state.pending.get() == 0 {
-            for waiter in state.waiting.borrow_mut().drain(..) {
+        drop(busy);
+    });
+}
+
+/// While it lives, [`settled`] waits: for what a new device brings about beside its examination.
+pub struct Busy(Rc<Examination>);
+
+/// Something that a new device brings about begins.
+#[must_use]
+pub fn busy(app: &App) -> Busy {
+    let state = app.module(Examination::default);
+    state.pending.set(state.pending.get() + 1);
+    Busy(state)
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.pending.set(self.0.pending.get() - 1);
+        if self.0.pending.get() == 0 {
+            for waiter in self.0.waiting.borrow_mut().drain(..) {
                 let _ = waiter.send(());
             }
         }
-    });
+    }
 }
 
 async fn run_examiners(app: &App, state: &Examination, entry: &Arc<Entry>) {

@@ -265,6 +265,10 @@ pub trait Channel {
     fn submit(&self, core: &Core, io: Io);
     /// The owner lets the channel go. I/O already taken is still completed.
     fn close(&self, _core: &Core) {}
+    /// Copies blocks within the medium at once, where that is no more than moving memory; none where it is more.
+    fn copy_now(&self, _from: u64, _to: u64, _blocks: u64) -> Option<IoStatus> {
+        None
+    }
     /// Tells `watcher` of every change of the way to the medium from now on; a local medium has none.
     fn watch_path(&self, _core: &Core, _watcher: PathWatcher) {}
 }
@@ -417,6 +421,15 @@ impl Chan {
             done: std::cell::Cell::new(0),
         });
         run.step(core);
+    }
+
+    /// Copies blocks within the medium, see [`Channel::copy_now`].
+    pub fn copy_now(&self, from: u64, to: u64, blocks: u64) -> Option<IoStatus> {
+        let end = from.max(to).checked_add(blocks);
+        if end.is_none_or(|end| end > self.bdev.num_blocks()) {
+            return Some(Status::LBA_OUT_OF_RANGE);
+        }
+        self.channel.copy_now(from, to, blocks)
     }
 
     /// Tells `watcher` of changes of the path, see [`Channel::watch_path`].

@@ -25,7 +25,7 @@ use super::owner::{self, End, NewVolume, Open, Owned};
 use super::percore;
 use super::shared::{LvolBdev, Report, StoreId, StoreShared, lock};
 use crate::app::App;
-use crate::bdev::BdevError;
+use crate::bdev::{BdevError, examine};
 use crate::bdev::registry::{Access, BdevEvent, Desc, Entry};
 use crate::reactor::driver::{NANOS_PER_MS, NANOS_PER_S, Nanos};
 use crate::reactor::{Core, CoreId};
@@ -526,7 +526,9 @@ impl Lvols {
         }
         lock(&store.shared.externals).insert(id.to_owned(), Arc::clone(entry));
         let (lvols, id, entry) = (Rc::clone(self), id.to_owned(), Arc::clone(entry));
+        let busy = examine::busy(&self.app);
         self.app.core().spawn(async move {
+            let _busy = busy;
             let attached = lvols.on_owner(&store, move |core, owned| async move {
                 let device = owned.open_device(&core, &entry)?;
                 let volumes = owned.store.attach_external(&id, device).await;

@@ -118,9 +118,7 @@ fn clones_of_an_external_device_come_and_go_with_it() {
             assert!(e.app.registry().find(&format!("lvs/{name}")).is_none(), "{name}");
         }
         e.ok("bdev_malloc_create", external()).await;
-        while e.app.registry().find("lvs/c").is_none() || e.app.registry().find("lvs/s").is_none() {
-            e.app.core().sleep(crate::reactor::driver::NANOS_PER_MS).await;
-        }
+        e.ok("bdev_wait_for_examine", Value::Null).await;
         // Another medium with the same identity: that is what a name is worth.
         assert_eq!(e.read(DATA[0], "c", 0, CLUSTER).await, vec![0; CLUSTER]);
         assert_eq!(e.read(DATA[0], "c", CLUSTER_BLOCKS + 4, 4096).await, own);
