@@ -25,8 +25,8 @@ use super::owner::{self, End, NewVolume, Open, Owned};
 use super::percore;
 use super::shared::{LvolBdev, Report, StoreId, StoreShared, lock};
 use crate::app::App;
-use crate::bdev::{BdevError, examine};
 use crate::bdev::registry::{Access, BdevEvent, Desc, Entry};
+use crate::bdev::{BdevError, examine};
 use crate::reactor::driver::{NANOS_PER_MS, NANOS_PER_S, Nanos};
 use crate::reactor::{Core, CoreId};
 
