@@ -4,8 +4,8 @@
 //! answers [`Error::NotFound`] or [`Error::Unloaded`].
 //!
 //! Operations that change the structure (snapshot, delete, resize, …) on one volume exclude each other: the second is
-//! refused with [`Error::Busy`], as SPDK does. I/O on a degraded volume is refused with [`Error::NoExternal`]. I/O goes on beside them, but for the moments bracketed by
-//! [`crate::Hooks::quiesce`].
+//! refused with [`Error::Busy`], as SPDK does. I/O goes on beside them, but for the moments bracketed by
+//! [`crate::Hooks::quiesce`]. I/O on a degraded volume is refused with [`Error::NoExternal`].
 
 use crate::{
     blob::{Blob, Fill},

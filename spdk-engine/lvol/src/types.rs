@@ -89,7 +89,7 @@ pub struct DamagedBlob {
 /// What a load found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// The store had not been unloaded in order and was recovered.
+    /// The store had not been unloaded in order (or recovery was asked for): what is used was worked out anew.
     pub recovered: bool,
     /// Blobs that were left out.
     pub damaged: Vec<DamagedBlob>,

@@ -19,13 +19,13 @@ impl Loader<'_> {
     /// Builds the store and carries out the repairs.
     pub(super) async fn finish(self, hooks: Rc<dyn Hooks>, repairs: Vec<Repair>) -> Result<(Inner, LoadReport), Error> {
         let report = LoadReport {
-            recovered: !self.clean,
+            recovered: self.forced || self.super_block.clean == 0,
             damaged: self.damaged.values().cloned().collect(),
             repaired: self.repaired.clone(),
         };
-        let progress = self.progress;
+        let (progress, rebuilt) = (self.progress, !self.clean);
         let inner = self.build(hooks)?;
-        if report.recovered {
+        if rebuilt {
             // Whatever made this necessary, the masks on disk do not say what is used.
             inner.mark_dirty().await?;
         }

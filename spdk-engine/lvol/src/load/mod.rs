@@ -54,6 +54,8 @@ pub(crate) struct Loader<'a> {
     pub(crate) geometry: Geometry,
     /// The masks on disk can be trusted.
     pub(crate) clean: bool,
+    /// They were not to be trusted, by request.
+    pub(crate) forced: bool,
     pub(crate) masks: Masks,
     pub(crate) blobs: BTreeMap<BlobId, Loading>,
     pub(crate) damaged: BTreeMap<BlobId, DamagedBlob>,
@@ -86,6 +88,7 @@ pub(crate) async fn load(
         super_block,
         geometry,
         clean,
+        forced: options.force_recovery,
         masks,
         blobs: BTreeMap::new(),
         damaged: BTreeMap::new(),
