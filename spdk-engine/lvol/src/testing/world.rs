@@ -479,7 +479,8 @@ impl World {
     async fn read_external(&self, at: u64, len: u64) -> Result<Vec<u8>, Error> {
         let Some(external) = &self.external else { return Err(Error::NoExternal(EXTERNAL_ID.to_owned())) };
         let there = external.size_bytes().saturating_sub(at).min(len);
-        let mut bytes = external.read(at, usize::try_from(there).unwrap_or(0)).await?;
+        let mut bytes =
+            if there == 0 { Vec::new() } else { external.read(at, usize::try_from(there).unwrap_or(0)).await? };
         bytes.resize(usize::try_from(len).unwrap_or(0), 0);
         Ok(bytes)
     }
