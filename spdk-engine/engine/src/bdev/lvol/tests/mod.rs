@@ -1,11 +1,12 @@
 //! Volumes in an engine of one control core and two data cores; here is what the tests share.
 //!
-//! [`data`] has reads and writes, [`calls`] the methods, [`storm`] I/O beside every operation, [`life`] stores that come
+//! [`data`] has reads and writes, [`calls`] the methods, [`storm`] and [`seeded`] I/O beside every operation, [`life`] stores that come
 //! and go.
 
 mod calls;
 mod data;
 mod life;
+mod seeded;
 mod storm;
 
 use std::cell::RefCell;
