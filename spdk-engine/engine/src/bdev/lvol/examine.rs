@@ -25,6 +25,10 @@ pub async fn examine(app: App, entry: Arc<Entry>) {
         Ok(false) => return,
         Err(error) => return refused(&app, &base, &error.into()),
     }
+    if app.registry().claimed_by(&base).is_some() {
+        // Made into a store, or taken by somebody else, while it was looked at.
+        return;
+    }
     let lvols = Lvols::of(&app);
     if let Err(error) = lvols.open(&entry, Open::Load).await {
         refused(&app, &base, &error);
