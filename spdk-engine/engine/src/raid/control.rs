@@ -13,7 +13,7 @@
 //! [`HOLD_DEADLINE_NS`]; then the change goes on without it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -53,24 +53,29 @@ impl Default for Options {
     }
 }
 
-/// All raids, by name.
+/// All raids, oldest first.
 #[derive(Default)]
 pub struct Raids {
-    pub by_name: RefCell<BTreeMap<String, Rc<Raid>>>,
+    pub list: RefCell<Vec<Rc<Raid>>>,
     pub options: Cell<Options>,
     /// Whether new devices are looked at for raids that await them by name.
     pub watching: Cell<bool>,
 }
 
 impl Raids {
+    /// The raid of that name.
+    pub fn by_name(&self, name: &str) -> Option<Rc<Raid>> {
+        self.list.borrow().iter().find(|raid| raid.array.borrow().name == name).cloned()
+    }
+
     /// The raid with that UUID.
     pub fn by_uuid(&self, uuid: Uuid) -> Option<Rc<Raid>> {
-        self.by_name.borrow().values().find(|raid| raid.array.borrow().uuid == uuid).cloned()
+        self.list.borrow().iter().find(|raid| raid.array.borrow().uuid == uuid).cloned()
     }
 
     /// The raid that has claimed a device, and where.
     pub fn of_member(&self, entry: &Arc<Entry>) -> Option<(Rc<Raid>, MemberId)> {
-        self.by_name.borrow().values().find_map(|raid| {
+        self.list.borrow().iter().find_map(|raid| {
             let claims = raid.claims.borrow();
             let claim = claims.iter().flatten().find(|claim| Arc::ptr_eq(claim.desc.entry(), entry))?;
             Some((Rc::clone(raid), claim.member))
@@ -79,7 +84,7 @@ impl Raids {
 
     fn by_id(&self, id: u64) -> Option<Rc<Raid>> {
         let is_it = |raid: &&Rc<Raid>| raid.shared().is_some_and(|shared| shared.id == id);
-        self.by_name.borrow().values().find(is_it).cloned()
+        self.list.borrow().iter().find(is_it).cloned()
     }
 }
 
@@ -111,7 +116,7 @@ pub struct Raid {
     /// At most one job per member and event, and one per call that waits.
     jobs: RefCell<VecDeque<Job>>,
     working: Cell<bool>,
-    /// A delete has begun.
+    /// It goes, or is to go: nothing joins any more.
     pub deleting: Cell<bool>,
     /// What became of the members that left last, by slot.
     verdicts: RefCell<Vec<Option<(MemberId, Verdict)>>>,
@@ -127,8 +132,8 @@ impl Raid {
     /// EEXIST when there is one of that name.
     pub fn enter(app: &App, array: Array) -> Result<Rc<Self>, i32> {
         let raids = app.module(Raids::default);
-        let (name, count) = (array.name.clone(), array.slots.len());
-        if raids.by_name.borrow().contains_key(&name) {
+        let count = array.slots.len();
+        if raids.by_name(&array.name).is_some() {
             return Err(libc::EEXIST);
         }
         let raid = Rc::new(Self {
@@ -144,7 +149,7 @@ impl Raid {
             corrections: Cell::new(0),
             later: RefCell::default(),
         });
-        raids.by_name.borrow_mut().insert(name, Rc::clone(&raid));
+        raids.list.borrow_mut().push(Rc::clone(&raid));
         Ok(raid)
     }
 
@@ -165,9 +170,7 @@ impl Raid {
 
     /// Whether it still is one of the app's raids.
     pub fn is_entered(self: &Rc<Self>) -> bool {
-        let raids = self.app.module(Raids::default);
-        let by_name = raids.by_name.borrow();
-        by_name.get(&self.name()).is_some_and(|raid| Rc::ptr_eq(raid, self))
+        self.app.module(Raids::default).list.borrow().iter().any(|raid| Rc::ptr_eq(raid, self))
     }
 
     /// Queues a job and gives back its outcome.
@@ -204,6 +207,9 @@ impl Raid {
     /// # Errors
     /// The errno of SPDK: ENODEV, EPERM for one that is claimed, EINVAL for one that does not fit.
     pub fn claim(self: &Rc<Self>, slot: usize, name: &str) -> Result<Arc<Entry>, i32> {
+        if self.deleting.get() {
+            return Err(libc::ENODEV);
+        }
         let member = MemberId { slot: slot as u8, generation: next_number() };
         let raid = Rc::downgrade(self);
         let listener = move |event| {
@@ -409,6 +415,7 @@ impl Raid {
 
     /// Ends the raid: takes the device away, lets all members go, forgets the raid; part of a job.
     pub async fn go_away(self: &Rc<Self>, clear: bool) {
+        self.deleting.set(true);
         let process = self.process.borrow().clone();
         if let Some(process) = process {
             rebuild::stop(self, &process, libc::ECANCELED).await;
@@ -420,6 +427,8 @@ impl Raid {
             if let Err(error) = self.app.registry().unregister(&core, &shared.name).await {
                 tracing::warn!(raid = shared.name, %error, "the raid's device did not go in order");
             }
+            // Whoever still has it open must not hold the members open.
+            self.release(&shared, 0, |layout| *layout = super::shared::Layout::default()).await;
             for peer in core.peers().iter() {
                 let id = shared.id;
                 core.post(peer.id, move |core| CoreRaid::give_up(core, id));
@@ -433,9 +442,7 @@ impl Raid {
         }
         let count = self.claims.borrow().len();
         (0..count).for_each(|slot| self.unclaim(slot));
-        if self.is_entered() {
-            self.app.module(Raids::default).by_name.borrow_mut().remove(&self.name());
-        }
+        self.app.module(Raids::default).list.borrow_mut().retain(|raid| !Rc::ptr_eq(raid, self));
     }
 
     fn superblock_bytes(&self) -> Option<usize> {
@@ -477,7 +484,12 @@ pub fn member_failed(core: &Core, raid: u64, member: MemberId, from: CoreId) {
 pub fn could_not_read(core: &Core, raid: u64, member: MemberId, lba: u64, blocks: u64) {
     let Some(found) = core.local(Raids::default).by_id(raid) else { return };
     if found.corrections.get() >= CORRECTIONS_MAX {
-        tracing::warn!(raid = found.name(), lba, blocks, "too many blocks are being corrected; these are left for now");
+        tracing::debug!(
+            raid = found.name(),
+            lba,
+            blocks,
+            "too many blocks are being corrected; these are left for now"
+        );
         return;
     }
     found.corrections.set(found.corrections.get() + 1);

@@ -147,7 +147,7 @@ pub fn look_for_lost_members(raid: &Rc<Raid>) {
 async fn awaited(app: &App, entry: &Arc<Entry>) -> Result<(), i32> {
     let info = entry.bdev.info();
     let raids = app.module(Raids::default);
-    let all: Vec<_> = raids.by_name.borrow().values().cloned().collect();
+    let all = raids.list.borrow().clone();
     for raid in all {
         let waits = raid.array.borrow().awaits(|name| entry.is_called(name), info.uuid).is_some();
         if !waits || raid.deleting.get() {
@@ -169,8 +169,8 @@ async fn awaited(app: &App, entry: &Arc<Entry>) -> Result<(), i32> {
 pub fn is_awaited(app: &App, entry: &Entry) -> bool {
     let uuid = entry.bdev.info().uuid;
     let raids = app.module(Raids::default);
-    let by_name = raids.by_name.borrow();
-    by_name.values().any(|raid| {
+    let list = raids.list.borrow();
+    list.iter().any(|raid| {
         let array = raid.array.borrow();
         array.state == State::Configuring && array.awaits(|name| entry.is_called(name), uuid).is_some()
     })

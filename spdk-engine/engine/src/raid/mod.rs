@@ -6,7 +6,8 @@
 //! | [`control`] | one raid on the control core: claims, sequences, what they publish |
 //! | [`examine`] | finding the raid that a device belongs to |
 //! | [`rebuild`] | rebuilding a member, correcting unreadable blocks |
-//! | [`shared`], [`core_raid`] | what every core knows; I/O on one core |
+//! | [`shared`] | what every core knows |
+//! | [`core_raid`], `core_io` | the raid on one core; its I/O |
 //! | [`device`], [`io`] | the block device; superblocks on members |
 //! | [`rpc`] | the methods `bdev_raid_*` |
 //!
@@ -18,6 +19,7 @@
 
 pub mod array;
 pub mod control;
+mod core_io;
 pub mod core_raid;
 pub mod device;
 pub mod examine;

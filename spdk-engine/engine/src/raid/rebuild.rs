@@ -17,7 +17,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use addax_hugepages::{Buf, BufSlice};
-use futures::StreamExt;
 use futures::channel::oneshot;
 
 use super::control::{Raid, Raids};
@@ -31,6 +30,8 @@ use crate::reactor::driver::{NANOS_PER_MS, NANOS_PER_S, Nanos};
 
 /// Copies that run at once.
 const DEPTH: u64 = 16;
+/// Most bytes of one copy; a larger window is copied in several goes.
+const COPY_BYTES_MAX: u64 = 1 << 20;
 /// How long the copying of one window may take.
 const WINDOW_DEADLINE_NS: Nanos = 120 * NANOS_PER_S;
 /// How often a rebuild that waits for its bandwidth looks whether it is to stop.
@@ -183,7 +184,7 @@ async fn copy_all(raid: &Rc<Raid>, shared: &Arc<Shared>, process: &Process) -> R
     let options = raid.app.module(Raids::default).options.get();
     let block_size = u64::from(shared.block_size);
     let window = (u64::from(options.process_window_size_kb) * 1024).div_ceil(block_size);
-    let chunk = window.div_ceil(DEPTH);
+    let chunk = window.div_ceil(DEPTH).min((COPY_BYTES_MAX / block_size).max(1));
     let (id, shared_there, bytes) = (process.id, Arc::clone(shared), chunk * block_size);
     let opened = core.call(io::worker(core), move |core| Copier::open(core, id, &shared_there, bytes as usize));
     opened.await.unwrap_or(Err(libc::ENODEV))?;
@@ -275,14 +276,22 @@ impl Copier {
 
     async fn copy(core: Core, id: u64, target: MemberId, range: Range<u64>, chunk: u64) -> Result<(), i32> {
         let copier = core.local(Copiers::default).0.borrow().get(&id).cloned().ok_or(libc::ENODEV)?;
-        let starts = range.clone().step_by(usize::try_from(chunk).map_err(|_| libc::EINVAL)?);
-        let parts = starts.map(|start| (start, chunk.min(range.end - start))).zip(&copier.buffers);
-        let copies = parts.map(|((lba, blocks), buffer)| {
-            let buffer = buffer.slice(..blocks as usize * copier.block_size);
-            copy_blocks(&core, &copier.raid, target, (lba, blocks), buffer)
-        });
-        let statuses: Vec<IoStatus> = futures::stream::iter(copies).buffer_unordered(DEPTH as usize).collect().await;
-        if statuses.iter().all(|status| status.is_success()) { Ok(()) } else { Err(libc::EIO) }
+        let mut start = range.start;
+        while start < range.end {
+            let end = (start + DEPTH * chunk).min(range.end);
+            let starts = (start..end).step_by(usize::try_from(chunk).map_err(|_| libc::EINVAL)?);
+            let copies = starts.zip(&copier.buffers).map(|(lba, buffer)| {
+                let blocks = chunk.min(end - lba);
+                let buffer = buffer.slice(..blocks as usize * copier.block_size);
+                copy_blocks(&core, &copier.raid, target, (lba, blocks), buffer)
+            });
+            let statuses = futures::future::join_all(copies).await;
+            if !statuses.iter().all(|status| status.is_success()) {
+                return Err(libc::EIO);
+            }
+            start = end;
+        }
+        Ok(())
     }
 }
 

@@ -114,7 +114,6 @@ async fn create(app: &App, params: Option<Value>) -> RpcResult {
     let made = raid.job(async move |raid| {
         let made = claim_all(&raid, &members).await;
         if made.is_err() {
-            raid.deleting.set(true);
             raid.go_away(true).await;
         }
         made
@@ -125,7 +124,7 @@ async fn create(app: &App, params: Option<Value>) -> RpcResult {
 
 fn enter(app: &App, request: &Create) -> Result<Rc<Raid>, i32> {
     let taken = app.registry().find(&request.name).is_some();
-    if taken || app.module(Raids::default).by_name.borrow().contains_key(&request.name) {
+    if taken || find(app, &request.name).is_some() {
         return Err(libc::EEXIST);
     }
     if request.raid_level != Level::Raid1 || request.strip_size_kb != 0 {
@@ -166,7 +165,7 @@ struct Delete {
 }
 
 fn find(app: &App, name: &str) -> Option<Rc<Raid>> {
-    app.module(Raids::default).by_name.borrow().get(name).cloned()
+    app.module(Raids::default).by_name(name)
 }
 
 async fn delete(app: &App, params: Option<Value>) -> RpcResult {
@@ -293,8 +292,8 @@ fn get(app: &App, params: Option<Value>) -> RpcResult {
         Category::Offline => state == State::Offline,
     };
     let raids = app.module(Raids::default);
-    let by_name = raids.by_name.borrow();
-    let list = by_name.values().filter(|raid| wanted(raid.array.borrow().state)).map(|raid| {
+    let all = raids.list.borrow();
+    let list = all.iter().filter(|raid| wanted(raid.array.borrow().state)).map(|raid| {
         let mut object = Map::new();
         object.insert("name".into(), json!(raid.name()));
         object.append(&mut describe(raid));
@@ -341,7 +340,7 @@ fn save(app: &App) -> Vec<(String, Value)> {
     let raids = app.module(Raids::default);
     let options = serde_json::to_value(raids.options.get()).unwrap_or(Value::Null);
     let mut entries = vec![("bdev_raid_set_options".to_owned(), options)];
-    for raid in raids.by_name.borrow().values() {
+    for raid in raids.list.borrow().iter() {
         let array = raid.array.borrow();
         if array.with_superblock {
             continue;

@@ -34,7 +34,8 @@ pub struct Key {
 struct Shown {
     key: Zeroizing<String>,
     key2: Zeroizing<String>,
-    tweak_mode: &'static str,
+    /// Whether it was told how tweaks are made: then it is shown, too.
+    with_mode: bool,
 }
 
 impl std::fmt::Debug for Shown {
@@ -108,10 +109,16 @@ fn unhex(text: &str) -> Option<Zeroizing<Vec<u8>>> {
 ///
 /// # Errors
 /// EINVAL for a cipher, a mode or keys that cannot be used, EEXIST for a name that is taken.
-pub fn make(app: &App, name: &str, cipher: &str, hex: (&str, Option<&str>), mode: TweakMode) -> Result<Arc<Key>, i32> {
+pub fn make(
+    app: &App,
+    name: &str,
+    cipher: &str,
+    hex: (&str, Option<&str>),
+    mode: Option<TweakMode>,
+) -> Result<Arc<Key>, i32> {
     let keys = app.module(Keys::default);
     let (key, Some(key2)) = hex else { return Err(libc::EINVAL) };
-    if cipher != "AES_XTS" || mode != TweakMode::SimpleLba {
+    if cipher != "AES_XTS" || mode.unwrap_or_default() != TweakMode::SimpleLba {
         return Err(libc::EINVAL);
     }
     let xts = checked(key, key2)?;
@@ -119,7 +126,7 @@ pub fn make(app: &App, name: &str, cipher: &str, hex: (&str, Option<&str>), mode
         return Err(libc::EEXIST);
     }
     let (key, key2) = (Zeroizing::new(key.to_owned()), Zeroizing::new(key2.to_owned()));
-    let shown = Some(Shown { key, key2, tweak_mode: "SIMPLE_LBA" });
+    let shown = Some(Shown { key, key2, with_mode: mode.is_some() });
     let made = Arc::new(Key { name: name.to_owned(), xts, shown });
     keys.0.borrow_mut().push(Arc::clone(&made));
     Ok(made)
@@ -132,8 +139,11 @@ pub fn forget(app: &App, name: &str) {
 
 fn show(key: &Key) -> Option<Value> {
     let shown = key.shown.as_ref()?;
-    Some(json!({ "name": key.name, "cipher": "AES_XTS", "key": *shown.key, "key2": *shown.key2,
-        "tweak_mode": shown.tweak_mode }))
+    let mut value = json!({ "name": key.name, "cipher": "AES_XTS", "key": *shown.key, "key2": *shown.key2 });
+    if shown.with_mode {
+        value["tweak_mode"] = json!("SIMPLE_LBA");
+    }
+    Some(value)
 }
 
 #[derive(Deserialize)]
@@ -175,7 +185,7 @@ fn create(app: &App, params: Option<Value>) -> RpcResult {
         Cipher::Xts => "AES_XTS",
     };
     let hex = (request.key.as_str(), request.key2.as_deref());
-    let made = make(app, &request.name, cipher, hex, request.tweak_mode);
+    let made = make(app, &request.name, cipher, hex, Some(request.tweak_mode));
     request.key.zeroize();
     request.key2.zeroize();
     made.map_err(|errno| RpcError::invalid_params(format!("failed to create DEK, rc -{errno}")))?;

@@ -123,7 +123,7 @@ fn key_for(app: &App, request: &Create) -> Result<(Arc<Key>, bool), RpcError> {
     let missing = || RpcError::internal("No key was found");
     let key = request.key.as_deref().ok_or_else(missing)?;
     let key2 = request.key2.as_deref().map(String::as_str);
-    let made = keys::make(app, &name, cipher, (key, key2), keys::TweakMode::default());
+    let made = keys::make(app, &name, cipher, (key, key2), None);
     Ok((made.map_err(|_| missing())?, true))
 }
 
