@@ -5,14 +5,14 @@
 //!
 //! | Module | Runs on | Job |
 //! |---|---|---|
-//! | [`stores`] | control core | stores, claims, registered volumes, external devices |
-//! | [`rpc`] | control core | methods |
-//! | [`examine`] | control core | finds stores on new devices |
-//! | [`owner`] | owner core | the store itself, requests of channels |
-//! | [`device`], [`hooks`] | owner core | the store's disk, its pauses across cores |
-//! | [`channel`], [`pieces`], [`asks`] | every data core | I/O of a volume |
-//! | [`percore`], [`flights`] | every data core | what a core has of a store |
-//! | [`shared`], [`durability`] | all | what cores share, the device |
+//! | `stores` | control core | stores, claims, registered volumes, external devices |
+//! | `rpc` | control core | methods |
+//! | `examine` | control core | finds stores on new devices |
+//! | `owner` | owner core | the store itself, requests of channels |
+//! | `device`, `hooks` | owner core | the store's disk, its pauses across cores |
+//! | `channel`, `pieces`, `asks` | every data core | I/O of a volume |
+//! | `percore`, `flights` | every data core | what a core has of a store |
+//! | `shared`, `durability` | all | what cores share, the device |
 //!
 //! *Flow of an I/O.* lookup in the shared map → the base device's channel on the same core. Only what changes the map
 //! goes to the owner core and back.
