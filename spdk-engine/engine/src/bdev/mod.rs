@@ -69,6 +69,11 @@ pub enum IoOp {
 pub trait IoSink {
     /// Called once per I/O, from the core's loop.
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus);
+    /// Offers the data of a whole read where it lies, instead of a copy of it in the read's buffers; false when it must
+    /// be copied. What is lent never changes. [`Self::io_done`] follows in either case.
+    fn lend(&self, _tag: u64, _data: &addax_hugepages::BufSlice) -> bool {
+        false
+    }
 }
 
 /// One I/O on its way through a device.
@@ -116,6 +121,15 @@ impl Io {
     pub(crate) fn divert(&mut self, sink: Rc<dyn IoSink>, tag: u64) -> Origin {
         let (sink, tag) = (std::mem::replace(&mut self.sink, sink), std::mem::replace(&mut self.tag, tag));
         Origin { sink, tag, op: self.op, blocks: self.blocks, account: self.account.take() }
+    }
+
+    /// Answers a read with zeroes: lent where the submitter takes that, else written to the buffers.
+    pub fn zero(&self, core: &Core) {
+        let bytes = self.bytes();
+        if bytes <= ZERO_BUFFER_BYTES && self.sink.lend(self.tag, &zeroes(core, bytes)) {
+            return;
+        }
+        self.bufs.iter().for_each(|b| b.fill(0));
     }
 
     /// Called by the core's loop: books the I/O and says whom to tell.
@@ -347,6 +361,12 @@ const ZERO_BUFFER_BYTES: usize = 128 << 10;
 
 struct ZeroBuffer(addax_hugepages::BufSlice);
 
+/// So many zeroes, at most [`ZERO_BUFFER_BYTES`].
+fn zeroes(core: &Core, bytes: usize) -> addax_hugepages::BufSlice {
+    let zeroes = core.local(|| ZeroBuffer(addax_hugepages::Buf::alloc_unpooled(ZERO_BUFFER_BYTES).into_slice()));
+    zeroes.0.slice(..bytes)
+}
+
 impl Chan {
     /// Opens a device for this core, through its home core where it has one.
     pub fn open(core: &Core, bdev: &Arc<dyn Bdev>, stats: &Arc<IoStats>) -> Result<Self, BdevError> {
@@ -412,10 +432,9 @@ impl Chan {
         if !self.io_types.write {
             return core.complete(io, Status::INVALID_OPCODE.with_dnr());
         }
-        let zeroes = core.local(|| ZeroBuffer(addax_hugepages::Buf::alloc_unpooled(ZERO_BUFFER_BYTES).into_slice()));
         let run = Rc::new(ZeroRun {
             channel: Rc::clone(&self.channel),
-            zeroes: zeroes.0.clone(),
+            zeroes: zeroes(core, ZERO_BUFFER_BYTES),
             block_size: u64::from(self.block_size),
             io: std::cell::RefCell::new(Some(io)),
             done: std::cell::Cell::new(0),

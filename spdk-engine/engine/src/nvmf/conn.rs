@@ -3,7 +3,7 @@
 //! *Flow.* one receive → each command in it to the [`Owner`] → completions → one vectored send for all that gathered in
 //! the turn of the loop. The turn is the batch: the host works on one batch of answers while this end receives the next.
 //!
-//! *Invariants.* One turn does bounded work for a connection ([`PUMP_COMMANDS`], one receive) and then lets the others
+//! *Invariants.* One turn does bounded work for a connection ([`PUMP_COMMANDS`], [`PUMP_BYTES`], one receive) and then lets the others
 //! have theirs. While a host does not take its answers nothing is received from it. [`Owner::lost`] is called at most once, from the loop. After [`Conn::close`] or
 //! [`Conn::detach`] the owner hears no more.
 //!
@@ -22,6 +22,8 @@ use crate::reactor::{Core, OnReady, Polled, WatchId};
 
 /// Commands taken per turn.
 const PUMP_COMMANDS: u32 = 32;
+/// Bytes of data moved by the commands of a turn: what a device has put into memory is sent while caches still have it.
+const PUMP_BYTES: u32 = 1 << 20;
 /// How long the peer may take to close after a termination request.
 pub const TERMINATED_NS: Nanos = 30_000 * NANOS_PER_MS;
 /// How long commands wait before they ask the pool for buffers again.
@@ -175,15 +177,16 @@ impl Conn {
 
     /// Takes what was received, or receives once and takes that.
     fn pump(self: &Rc<Self>, core: &Core) -> Polled {
-        let mut commands = 0;
+        let (mut commands, mut bytes) = (0, 0);
         let mut received = false;
         loop {
             match self.step() {
                 Step::Execute(slot) => {
                     commands += 1;
+                    bytes += self.session.borrow().transfer_len(slot);
                     let Some(owner) = self.owner() else { return Polled::Worked };
                     owner.execute(core, self, slot);
-                    if commands == PUMP_COMMANDS {
+                    if commands == PUMP_COMMANDS || bytes >= PUMP_BYTES {
                         break;
                     }
                 }

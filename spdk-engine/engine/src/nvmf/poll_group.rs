@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use addax_hugepages::BufSlice;
 use futures::channel::oneshot;
 use nvme_wire::Status;
 
@@ -372,5 +373,9 @@ impl Owner for IoQueue {
 impl IoSink for IoQueue {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         self.finish(core, tag as u16, status);
+    }
+
+    fn lend(&self, tag: u64, data: &BufSlice) -> bool {
+        self.conn.session().lend(tag as u16, data)
     }
 }

@@ -249,10 +249,26 @@ impl Session {
         &self.slots.get(slot).sqe
     }
 
+    /// Bytes that it moves.
+    #[must_use]
+    pub fn transfer_len(&self, slot: u16) -> u32 {
+        self.slots.get(slot).len
+    }
+
     /// Its data: what was received, or where to put what is to be sent. `None` when it has none.
     #[must_use]
     pub fn data(&self, slot: u16) -> Option<&BufSlice> {
         self.slots.get(slot).data.as_ref()
+    }
+
+    /// Puts other data in the place of what a read would have filled; false when it is not as long.
+    pub fn lend(&mut self, slot: u16, data: &BufSlice) -> bool {
+        let slot = self.slots.get_mut(slot);
+        let fits = slot.len as usize == data.len() && slot.direction == Direction::ControllerToHost;
+        if fits {
+            slot.data = Some(data.clone());
+        }
+        fits
     }
 
     /// Where to receive to.
