@@ -86,9 +86,15 @@ impl Inner {
         if let Err(failed) = self.commit(blob, next).await {
             return Err(self.undo(fresh, failed));
         }
-        blob.state.borrow_mut().allocated = table.allocated().count() as u64;
-        let grown = table.clusters() > blob.num_clusters();
-        blob.map.replace(table);
+        // From the map as it is now: an unmap beside this may have made a hole meanwhile, which must not be filled again.
+        let old_size = blob.num_clusters();
+        let now = blob.map.table().resized(table.clusters());
+        table.allocated().filter(|(n, _)| *n >= old_size).for_each(|(n, at)| {
+            now.set(n, at);
+        });
+        blob.state.borrow_mut().allocated = now.allocated().count() as u64;
+        blob.map.replace(now);
+        let grown = table.clusters() > old_size;
         let replaced: Vec<u32> = old_pages[kept..].iter().copied().filter(|page| *page != 0).collect();
         if grown {
             self.retire_pages(replaced).await;

@@ -1,5 +1,19 @@
 use super::*;
 use futures::future::join_all;
+use std::{future::poll_fn, task::Poll};
+
+/// Lets others run once.
+async fn pause() {
+    let mut waited = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 #[test]
 fn many_first_writes_at_once_share_their_metadata_write() {
@@ -109,5 +123,29 @@ fn unmap_and_write_of_one_cluster_at_once_end_as_either() {
             assert!(back == data || back.iter().all(|b| *b == 0));
         }
         assert_no_leak(&device, &store).await;
+    });
+}
+
+#[test]
+fn an_unmap_beside_a_growth_stays_an_unmap() {
+    run(async {
+        let device = Rc::new(MemoryDevice::new(SIZE).with_waits().with_write_cache());
+        let store = format(&device).await;
+        let a = create(&store, "a", 10, true).await;
+        for round in 1..20 {
+            a.write(0, &vec![1; 4 * CLUSTER as usize]).await.unwrap();
+            let late = async {
+                // The unmap begins somewhere within the growth.
+                for _ in 0..round {
+                    pause().await;
+                }
+                a.unmap(CLUSTER, CLUSTER).await
+            };
+            let (grown, unmapped) = futures::join!(a.resize((10 + round) * CLUSTER), late);
+            grown.and(unmapped).unwrap();
+            assert_eq!(a.info().allocated_clusters, 3);
+            assert_eq!(a.read(CLUSTER, CLUSTER as usize).await.unwrap(), vec![0; CLUSTER as usize]);
+            assert_no_leak(&device, &store).await;
+        }
     });
 }
