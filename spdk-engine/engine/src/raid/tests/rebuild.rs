@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::*;
 use crate::bdev::{Bufs, IoOp};
+use crate::raid::control::Raids;
 use crate::testing::{Handle, Pending};
 use blobstore_format::raid::MemberState;
 
@@ -222,18 +223,27 @@ proptest! {
             random ^= random << 17;
             random
         };
-        for step in 0..2500u64 {
+        // The host stops with the rebuild: later writes would cover what it has left out.
+        let mut during = 0;
+        let raids = world.app.module(Raids::default);
+        let is_rebuilding = || raids.list.borrow()[0].process.borrow().is_some();
+        for step in 0..5000u64 {
             if step == 300 {
                 world.begin("bdev_raid_remove_base_bdev", json!({ "name": "d0" }));
             }
             if step == 700 {
                 world.begin("bdev_raid_add_base_bdev", json!({ "raid_bdev": "r", "base_bdev": "d2" }));
             }
+            during += u64::from(is_rebuilding());
+            if during > 0 && !is_rebuilding() {
+                break;
+            }
             let mut host = host.borrow_mut();
             host.step(next() >> 8, (next() >> 16) as u8);
             world.round();
             host.collect();
         }
+        prop_assert!(during > 20, "the rebuild was over after {} steps", during);
         until_rebuilt(&mut world);
         let mut host = host.into_inner();
         world.until(|| { host.collect(); host.running.is_empty() });
