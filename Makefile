@@ -3,7 +3,7 @@ CARGO ?= cargo
 SEEDS ?= 0..2000
 SECONDS ?= 60
 
-.PHONY: help setup build programs demo test lint fmt docs guest k8s sim fuzz bench
+.PHONY: help setup build programs demo test lint fmt docs guest k8s sim fuzz bench instructions
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
@@ -23,7 +23,13 @@ programs: # the three programs as the tests build them: dependencies are shared 
 test: setup programs ## everything the project can show about itself on one machine
 	ADDAX_ENGINE=$${CARGO_TARGET_DIR:-$(CURDIR)/target}/debug/addax-engine $(CARGO) test --workspace --exclude e2e
 	$(CARGO) run --release -p engine-sim -- --seeds $(SEEDS)
+	$(MAKE) instructions
 	$(CARGO) test -p e2e -- --test-threads=1
+
+instructions: ## instructions and calls per I/O against their record (ADDAX_RECORD=1 records anew)
+	$(CARGO) build --release -p engine-step
+	ADDAX_STEP=$${CARGO_TARGET_DIR:-$(CURDIR)/target}/release/step \
+		$(CARGO) test -p engine-step --test instructions -- --nocapture
 
 lint: ## formatting, clippy, licences and sources, generated files
 	$(CARGO) fmt --all -- --check

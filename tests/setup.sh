@@ -8,6 +8,7 @@ need() {
 	PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
 }
 need qemu-system-x86_64 qemu-system-x86
+need valgrind valgrind
 need nvme nvme-cli
 need mke2fs e2fsprogs
 need fio fio

@@ -90,9 +90,12 @@ pub struct Io {
     account: Option<Account>,
 }
 
+/// The counters of a channel, counted by `Rc`: a clone per I/O must not touch what other cores hold too.
+struct Counters(Arc<CoreIoStats>);
+
 /// Where and since when an I/O is counted.
 struct Account {
-    stats: Rc<Arc<CoreIoStats>>,
+    stats: Rc<Counters>,
     start: Nanos,
     block_size: u32,
 }
@@ -135,7 +138,7 @@ impl Io {
     /// Called by the core's loop: books the I/O and says whom to tell.
     pub(crate) fn finish(self, now: Nanos, status: IoStatus) -> (Rc<dyn IoSink>, u64) {
         if let Some(Account { stats, start, block_size }) = &self.account {
-            stats.book(self.op, self.blocks * u64::from(*block_size), now.saturating_sub(*start), status);
+            stats.0.book(self.op, self.blocks * u64::from(*block_size), now.saturating_sub(*start), status);
         }
         (self.sink, self.tag)
     }
@@ -155,7 +158,7 @@ impl Origin {
     pub(crate) fn finish(self, core: &Core, status: IoStatus) {
         if let Some(Account { stats, start, block_size }) = &self.account {
             let bytes = self.blocks * u64::from(*block_size);
-            stats.book(self.op, bytes, core.now().saturating_sub(*start), status);
+            stats.0.book(self.op, bytes, core.now().saturating_sub(*start), status);
         }
         self.sink.io_done(core, self.tag, status);
     }
@@ -345,7 +348,7 @@ pub struct Chan {
     channel: Rc<dyn Channel>,
     bdev: Arc<dyn Bdev>,
     /// Counted without touching a shared counter: I/O of this channel stays on its core.
-    stats: Rc<Arc<CoreIoStats>>,
+    stats: Rc<Counters>,
     block_size: u32,
     io_types: IoTypes,
 }
@@ -378,7 +381,7 @@ impl Chan {
         Ok(Self {
             channel,
             bdev: Arc::clone(bdev),
-            stats: Rc::new(stats.of_core(core.id())),
+            stats: Rc::new(Counters(stats.of_core(core.id()))),
             block_size: info.block_size,
             io_types: info.io_types,
         })

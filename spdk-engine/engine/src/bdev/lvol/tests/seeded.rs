@@ -143,7 +143,11 @@ impl Program {
                     let got = flight.pending.bytes();
                     for (block, bytes) in range.zip(got.chunks(BLOCK as usize)) {
                         let expected = self.model[block];
-                        assert!(bytes.iter().all(|b| *b == expected), "seed {seed}: block {block} read as {}", bytes[0]);
+                        assert!(
+                            bytes.iter().all(|b| *b == expected),
+                            "seed {seed}: block {block} read as {}",
+                            bytes[0]
+                        );
                     }
                 }
             }
