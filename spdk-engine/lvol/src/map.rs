@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //! * A map keeps its identity while the volume exists. Single entries change in place; size, backing and the exchange of
-//!   whole maps (snapshot, deletion) replace the [`Table`] in it and raise the generation, which views notice.
+//!   whole maps (snapshot, deletion) replace the table in it and raise the generation, which views notice.
 //! * An entry of 0 is a hole: cluster 0 of the disk is always metadata.
 //! * Chunks of 512 entries (one extent page) exist only once an entry in them was set: a hole of any size costs a pointer
 //!   per 512 clusters. Tables that follow each other share chunks.
