@@ -40,6 +40,7 @@ pub mod hooks;
 pub mod lvol;
 pub mod map;
 pub mod memory;
+pub mod planted;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;

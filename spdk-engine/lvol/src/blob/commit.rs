@@ -12,7 +12,11 @@
 //! clean any more: the next load recovers and finds out.
 
 use super::{Blob, Inner};
-use crate::{error::Error, map::Table};
+use crate::{
+    error::Error,
+    map::Table,
+    planted::{self, Bug},
+};
 use blobstore_format::{
     MdPage, Metadata,
     extent::{ExtentTable, Run, push_run},
@@ -136,7 +140,7 @@ impl Inner {
             self.mark_dirty().await?;
             let rest: Vec<_> = places.iter().copied().zip(pages.iter().cloned()).skip(1).collect();
             self.write_pages(&rest).await?;
-            if flush_first || !rest.is_empty() {
+            if (flush_first || !rest.is_empty()) && !planted::is(Bug::RootBeforeChain) {
                 self.flush().await?;
             }
             Ok::<_, Error>(())
@@ -147,7 +151,7 @@ impl Inner {
         }
         let committed = async {
             self.write_page(root, &pages[0]).await?;
-            self.flush().await
+            if planted::is(Bug::CommitNotDurable) { Ok(()) } else { self.flush().await }
         }
         .await;
         match committed {

@@ -18,6 +18,7 @@ use crate::{
     alloc::Taken,
     error::Error,
     map::{CHUNK, Table},
+    planted::{self, Bug},
     sync::WaitList,
     types::BlobId,
 };
@@ -122,7 +123,11 @@ impl Inner {
             busy.clusters.iter().map_while(|n| state.clusters.take().map(|taken| (*n, taken))).collect()
         };
         if !taken.is_empty() {
-            let filled = async { if self.fill(blob, &taken, fill).await? { self.flush().await } else { Ok(()) } }.await;
+            let filled = async {
+                let wrote = self.fill(blob, &taken, fill).await?;
+                if wrote && !planted::is(Bug::ExtentBeforeData) { self.flush().await } else { Ok(()) }
+            }
+            .await;
             if let Err(error) = filled {
                 let clusters = taken.iter().map(|(_, taken)| taken.cluster).collect();
                 return Err(self.undo(Fresh { clusters, pages: Vec::new() }, error.into()));
@@ -177,7 +182,7 @@ impl Inner {
         self.grace().await;
         let holes: Vec<Entry> = entries.iter().map(|(n, _)| (*n, 0)).collect();
         let mut written = self.write_entries(blob, &holes).await;
-        if written.is_ok() {
+        if written.is_ok() && !planted::is(Bug::ReuseBeforeUnnamed) {
             written = self.flush().await.map_err(|error| Failed { error, certain: false });
         }
         if let Err(failed) = written {

@@ -4,7 +4,15 @@
 //! are after a store was made on a device whose unmap reads as zeroes, costs nothing here.
 
 use super::{Blob, Inner};
-use crate::{alloc::Taken, device::Device, error::Error, map::Place, store::IN_FLIGHT, sync::all};
+use crate::{
+    alloc::Taken,
+    device::Device,
+    error::Error,
+    map::Place,
+    planted::{self, Bug},
+    store::IN_FLIGHT,
+    sync::all,
+};
 use std::{cell::Cell, rc::Rc};
 
 /// What a fresh cluster is to hold.
@@ -36,6 +44,7 @@ impl Inner {
     async fn fill_one(&self, blob: &Blob, n: u64, taken: Taken, place: Place, wrote: &Cell<bool>) -> Result<(), Error> {
         let (size, to) = (self.cluster_size(), self.geometry().cluster_offset(taken.cluster));
         match place {
+            Place::Own(_) | Place::Ancestor(_) if planted::is(Bug::NoCopy) => {}
             Place::Own(from) | Place::Ancestor(from) => {
                 let _access = self.accesses.enter();
                 wrote.set(true);
@@ -51,7 +60,7 @@ impl Inner {
                     self.device.write_zeroes(to + shown, size - shown).await?;
                 }
             }
-            Place::Zeroes if taken.zeroed => {}
+            Place::Zeroes if taken.zeroed || planted::is(Bug::NoZeroing) => {}
             Place::Zeroes => {
                 wrote.set(true);
                 self.make_zero(taken.cluster, 1).await?;

@@ -5,6 +5,7 @@ use crate::{
     blob::{Blob, Failed, Next},
     error::Error,
     map::{Backing, Table},
+    planted::{self, Bug},
     store::Inner,
 };
 use blobstore_format::{
@@ -50,7 +51,9 @@ impl Inner {
         };
         md.flags.invalid = origin.flags.invalid;
         md.flags.md_ro = origin.flags.md_ro;
-        md.set_internal_id(internal::SNAPSHOT_IN_PROGRESS, blob.id);
+        if !planted::is(Bug::NoMark) {
+            md.set_internal_id(internal::SNAPSHOT_IN_PROGRESS, blob.id);
+        }
         set_parent(&mut md, &parent);
         let snapshot = Blob::new(
             md.clone(),

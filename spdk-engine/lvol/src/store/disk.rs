@@ -1,6 +1,12 @@
 //! Reading and writing the store's own structures: super block, masks, metadata pages.
 
-use crate::{device::Device, error::Error, store::Inner, sync::all};
+use crate::{
+    device::Device,
+    error::Error,
+    planted::{self, Bug},
+    store::Inner,
+    sync::all,
+};
 use blobstore_format::{Geometry, MaskKind, MdPage, SuperBlock, mask, page::PAGE_SIZE};
 use futures::StreamExt;
 use std::rc::Rc;
@@ -113,6 +119,9 @@ impl Inner {
     /// so neither does an error.
     pub(crate) async fn retire_pages(&self, pages: Vec<u32>) {
         let _ = all(super::IN_FLIGHT, pages.iter().map(|page| self.zero_page(*page))).await;
+        if planted::is(Bug::LeakPages) {
+            return;
+        }
         let mut state = self.state.borrow_mut();
         pages.into_iter().for_each(|page| state.pages.give_back(page));
     }
@@ -131,8 +140,10 @@ impl Inner {
         if super_block.size == 0 {
             super_block.size = self.geometry().size;
         }
-        write_super(&*self.device, &super_block).await?;
-        self.flush().await?;
+        if !planted::is(Bug::StaysClean) {
+            write_super(&*self.device, &super_block).await?;
+            self.flush().await?;
+        }
         let mut state = self.state.borrow_mut();
         state.super_block = super_block;
         state.dirty = true;

@@ -43,8 +43,8 @@ pub fn setup(seed: u64) -> Setup {
     let md_page_size = if !wide && rng.percent(15) { 8192 } else { 0 };
     let cluster_size: u32 = if wide { 4096 } else { [8192, 16384, 32768][rng.index(3)] };
     let clusters = match (wide, small) {
-        (true, _) => 1200,
-        (_, true) => 40,
+        (true, _) => 1600,
+        (_, true) => 60,
         _ => 150 + rng.below(100),
     };
     let shape = Shape { clusters: if wide { 1100 } else { 24 }, ..Shape::default() };
@@ -57,12 +57,18 @@ pub fn setup(seed: u64) -> Setup {
         write_cache: rng.percent(85),
         unmapped: [Unmapped::Zeroes, Unmapped::Old, Unmapped::Junk, Unmapped::Unsupported][rng.index(4)],
         fill: if rng.percent(50) { Fill::Zeroes } else { Fill::Junk(seed) },
-        tear: Tear { coarse: 4096.max(md_page_size), coarse_until: 0, fine: u64::from(block_size) },
+        tear: Tear { coarse: 4096.max(u64::from(md_page_size)), coarse_until: 0, fine: u64::from(block_size) },
         seed,
     };
     let external_clusters = rng.percent(40).then(|| 3 + rng.below(8));
-    let layout =
-        Layout { cluster_size, md_page_size: u32::try_from(md_page_size).unwrap_or(0), external_clusters, shape };
+    let layout = Layout {
+        cluster_size,
+        md_page_size,
+        // Else metadata takes the whole device.
+        md_pages_per_cluster_ratio: if cluster_size < 16384 { 25 } else { 100 },
+        external_clusters,
+        shape,
+    };
     Setup { disk, layout }
 }
 

@@ -111,7 +111,7 @@ impl Ledger {
         self.next
     }
 
-    /// I/O was acknowledged, or failed: then its blocks are left to [`Model::settle`].
+    /// I/O was acknowledged, or failed: then its blocks are left to [`Ledger::settle`].
     pub fn end_io(&mut self, io: u64, succeeded: bool) {
         let Some(begun) = self.in_flight.remove(&io) else { return };
         if !succeeded {
@@ -122,6 +122,13 @@ impl Ledger {
                 Call::Flush { .. } => model.flush_ends(begun.acknowledged),
                 call => model.apply(call),
             }
+        }
+    }
+
+    /// See [`Model::settle`].
+    pub fn settle(&mut self, vol: VolId, first: u64, found: &[Tag]) {
+        for model in std::iter::once(&mut self.before).chain(&mut self.after) {
+            model.settle(vol, first, found);
         }
     }
 

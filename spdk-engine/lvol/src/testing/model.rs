@@ -74,7 +74,8 @@ pub struct Volume {
     pub parent: Parent,
     /// The clusters that it has of its own.
     pub own: BTreeMap<u64, Cluster>,
-    /// Clusters that were given back: zero, but until the next flush a power cut may bring the former content back.
+    /// Clusters that were given back, which read as what is behind them: until the next flush a power cut may bring the
+    /// former content back.
     pub given_back: BTreeMap<u64, Cluster>,
     /// Attributes that were set, by name; each holds what [`attribute`] makes of the number.
     pub attributes: BTreeMap<String, u64>,
@@ -207,7 +208,7 @@ pub enum Call {
         /// Which lvol.
         vol: VolId,
     },
-    /// Takes over what the parent has and leaves it for the grandparent.
+    /// Takes over what the parent has and leaves it for the grandparent; everything, of an external device.
     Decouple {
         /// Which lvol.
         vol: VolId,
@@ -311,6 +312,11 @@ impl Model {
         }
     }
 
+    /// Another implementation goes on with the store.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.clone_unmap_zeroes = rules.clone_unmap == CloneUnmap::Zeroes;
+    }
+
     /// The values that a block may have.
     pub fn cell(&self, vol: VolId, block: u64) -> Cell {
         let cluster = block / self.blocks_per_cluster;
@@ -390,6 +396,9 @@ impl Model {
             Call::Decouple { vol } if self.has_no_parent(*vol) => Err(Refusal::NoParent),
             Call::Inflate { vol } | Call::Decouple { vol } if self.is_read_only(*vol) => return Verdict::Open,
             Call::Inflate { .. } | Call::Decouple { .. } => Ok(()),
+            Call::Rename { vol, name } if self.by_name(name) == Some(*vol) => {
+                return if self.is_read_only(*vol) { Verdict::Open } else { Verdict::Succeeds };
+            }
             Call::Rename { vol, name } => self.writable(*vol).and_then(|()| self.name_is_free(name)),
             Call::SetParent { vol, parent } => return self.may_set_parent(*vol, *parent),
         };
@@ -426,6 +435,15 @@ impl Model {
         }
         // A stock SPDK knows as snapshots only what has clones, and lets a read-only lvol change its parent.
         if v.read_only || self.clones(parent).is_empty() { Verdict::Open } else { Verdict::Succeeds }
+    }
+
+    /// Whether the chain of parents ends in the external device.
+    pub fn is_external(&self, vol: VolId) -> bool {
+        match self.volumes.get(&vol).map(|v| v.parent) {
+            Some(Parent::External) => true,
+            Some(Parent::Vol(parent)) => self.is_external(parent),
+            Some(Parent::None) | None => false,
+        }
     }
 
     /// Whether `vol` is in the chain of parents of `below`.
@@ -520,15 +538,19 @@ impl Model {
         for cluster in own {
             self.allocate(vol, *cluster);
         }
-        let Some(volume) = self.volumes.get_mut(&vol) else { return Ok(()) };
+        let Some(volume) = self.volumes.get(&vol) else { return Ok(()) };
         let missing: Vec<u64> = volume.own.keys().copied().filter(|cluster| !own.contains(cluster)).collect();
+        let thick = !volume.thin;
         for cluster in missing {
-            let Some(was) = volume.own.remove(&cluster) else { continue };
-            let zero = was.values().all(|cell| cell.latest() == 0);
-            if !volume.thin || volume.parent != Parent::None || !zero {
-                return Err(format!("cluster {cluster} of {} is missing from its map", volume.name));
+            let mut was = None;
+            self.change(vol, |v| was = v.own.remove(&cluster));
+            let blocks = cluster * self.blocks_per_cluster..(cluster + 1) * self.blocks_per_cluster;
+            let was = was.unwrap_or_default();
+            let before = |block: u64| was.get(&block).map_or(0, Cell::latest);
+            if thick || blocks.clone().any(|block| before(block) != self.cell(vol, block).latest()) {
+                return Err(format!("cluster {cluster} of lvol {vol} is missing from its map"));
             }
-            volume.given_back.insert(cluster, was);
+            self.change(vol, |v| drop(v.given_back.insert(cluster, was)));
         }
         Ok(())
     }
@@ -656,7 +678,10 @@ impl Model {
                 for cluster in 0..clusters {
                     self.allocate(vol, cluster);
                 }
-                self.change(vol, |v| v.parent = Parent::None);
+                self.change(vol, |v| {
+                    v.thin = false;
+                    v.parent = Parent::None;
+                });
             }
             Parent::Vol(parent) => {
                 let Some(parent) = self.volumes.get(&parent) else { return };
