@@ -310,7 +310,8 @@ impl Stock {
         fs::write(folder.path().join("config.json"), json!({ "subsystems": [iscsi] }).to_string()).unwrap();
         let log = File::create(folder.path().join("log")).unwrap();
         let process = Command::new(tree.join("build/bin/spdk_tgt"))
-            .args(["--no-huge", "-m", "0x1", "-s", "512", "-r"])
+            // Other targets may run beside it.
+            .args(["--no-huge", "--disable-cpumask-locks", "-m", "0x1", "-s", "512", "-r"])
             .arg(folder.path().join("rpc.sock"))
             .arg("-c")
             .arg(folder.path().join("config.json"))
