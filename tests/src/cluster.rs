@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use addax_perf::plane::procfs;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -445,9 +446,7 @@ impl Random {
 
 /// Time that a process has had on processors, in clock ticks.
 pub fn cpu_ticks(pid: Pid) -> u64 {
-    let stat = stat_fields(u32::try_from(pid.as_raw()).unwrap_or(0)).unwrap_or_default();
-    let ticks = |index: usize| stat.get(index).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    ticks(11) + ticks(12)
+    u32::try_from(pid.as_raw()).ok().and_then(procfs::cpu_ticks).unwrap_or(0)
 }
 
 /// What a process of a cluster is, in short: program, role, node.
@@ -492,12 +491,7 @@ fn arguments(pid: Pid) -> Vec<String> {
     line.split(|b| *b == 0).filter(|arg| !arg.is_empty()).map(|arg| String::from_utf8_lossy(arg).into_owned()).collect()
 }
 
-/// The fields of `/proc/<pid>/stat` from the state on.
-fn stat_fields(pid: u32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
-}
-
 fn start_time(pid: u32) -> Option<String> {
-    stat_fields(pid)?.get(19).cloned()
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    procfs::parse_stat(&stat)?.get(19).map(|time| (*time).to_owned())
 }

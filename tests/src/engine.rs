@@ -1,26 +1,27 @@
 //! One `addax-engine` process, driven by its RPC socket.
 
-use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use addax_perf::plane::process::{DataPlane, Launch};
+use addax_perf::plane::rpc::{self, RpcError};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::programs::program;
 
-/// Bounds the start and the stop of the engine, and each call.
+/// Bounds an exchange of plain bytes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An engine in a folder of its own; killed when dropped.
 #[derive(Debug)]
 pub struct Engine {
     folder: TempDir,
-    process: Option<Child>,
+    process: Option<DataPlane>,
     args: Vec<String>,
 }
 
@@ -48,12 +49,20 @@ impl Engine {
 
     /// What it has printed.
     pub fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
     /// Whether the process still runs.
     pub fn is_running(&mut self) -> bool {
-        self.process.as_mut().is_some_and(|p| matches!(p.try_wait(), Ok(None)))
+        self.process.as_mut().is_some_and(DataPlane::is_running)
+    }
+
+    /// The process.
+    ///
+    /// # Errors
+    /// When it was ended.
+    pub fn pid(&self) -> Result<u32> {
+        self.process.as_ref().map(DataPlane::pid).context("the engine was ended")
     }
 
     /// Kills it where it stands.
@@ -61,11 +70,7 @@ impl Engine {
     /// # Errors
     /// When the process cannot be waited for.
     pub fn kill(&mut self) -> Result<()> {
-        if let Some(mut process) = self.process.take() {
-            process.kill()?;
-            process.wait()?;
-        }
-        Ok(())
+        Ok(self.process.take().map_or(Ok(()), DataPlane::kill)?)
     }
 
     /// Kills it if it runs, starts it anew and waits until it answers.
@@ -74,26 +79,10 @@ impl Engine {
     /// As [`Engine::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill()?;
-        let log = File::create(self.folder.path().join("log"))?;
-        let program = program("addax-engine")?;
-        let process = Command::new(&program)
-            .arg("-r")
-            .arg(self.socket())
-            .args(["--no-huge", "-s", "64"])
-            .args(&self.args)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        self.process = Some(process);
-        let deadline = Instant::now() + TIMEOUT;
-        while self.rpc("framework_wait_init", Value::Null).is_err() {
-            if !self.is_running() || Instant::now() > deadline {
-                bail!("the engine does not answer:\n{}", self.log());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let args = ["--no-huge", "-s", "64"].map(str::to_owned).into_iter().chain(self.args.clone()).collect();
+        let (socket, log) = (self.socket(), self.folder.path().join("log"));
+        let launch = Launch { program: program("addax-engine")?, args, socket, log, cpu: None };
+        self.process = Some(DataPlane::start(launch)?);
         Ok(())
     }
 
@@ -102,20 +91,7 @@ impl Engine {
     /// # Errors
     /// When it does not end.
     pub fn terminate(&mut self) -> Result<bool> {
-        let Some(mut process) = self.process.take() else { return Ok(true) };
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(process.id())?);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(status) = process.try_wait()? {
-                return Ok(status.success());
-            }
-            if Instant::now() > deadline {
-                process.kill()?;
-                bail!("the engine does not end by SIGTERM:\n{}", self.log());
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        Ok(self.process.take().map_or(Ok(true), DataPlane::terminate)?)
     }
 
     /// Calls a method.
@@ -134,11 +110,11 @@ impl Engine {
         raw_at(&self.socket(), bytes)
     }
 
-    /// Exports a device as `nqn` on a port of 127.0.0.1, to any host.
+    /// Exports a device as `nqn` on a port of 127.0.0.1, to any host; where.
     ///
     /// # Errors
     /// The first refused call.
-    pub fn export(&self, bdev: &str, nqn: &str, port: u16) -> Result<()> {
+    pub fn export(&self, bdev: &str, nqn: &str, port: u16) -> Result<SocketAddr> {
         let transports = self.rpc("nvmf_get_transports", Value::Null)?;
         if transports.as_array().is_none_or(Vec::is_empty) {
             self.rpc("nvmf_create_transport", json!({"trtype": "TCP"}))?;
@@ -147,14 +123,7 @@ impl Engine {
         self.rpc("nvmf_subsystem_add_ns", json!({"nqn": nqn, "namespace": {"bdev_name": bdev}}))?;
         let address = json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string()});
         self.rpc("nvmf_subsystem_add_listener", json!({"nqn": nqn, "listen_address": address}))?;
-        Ok(())
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // Fails only for a process that has ended already.
-        let _ = self.kill();
+        Ok(SocketAddr::from(([127, 0, 0, 1], port)))
     }
 }
 
@@ -163,15 +132,9 @@ impl Drop for Engine {
 /// # Errors
 /// The data plane's error as `code message`, or what kept the call from being made.
 pub fn rpc_at(socket: &Path, method: &str, params: Value) -> Result<Value> {
-    let mut request = json!({"jsonrpc": "2.0", "id": 1, "method": method});
-    if !params.is_null() {
-        request["params"] = params;
-    }
-    let answer = raw_at(socket, request.to_string().as_bytes())?;
-    let answer: Value = serde_json::from_slice(&answer).context("the answer is not JSON")?;
-    match answer.get("error") {
-        Some(error) => bail!("{} {}", error["code"], error["message"].as_str().unwrap_or_default()),
-        None => Ok(answer["result"].clone()),
+    match rpc::call(socket, method, &params) {
+        Err(RpcError::Method { code, message, .. }) => bail!("{code} {message}"),
+        other => Ok(other?),
     }
 }
 

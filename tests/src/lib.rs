@@ -8,6 +8,7 @@ pub mod engine;
 pub mod guest;
 pub mod kube;
 pub mod kubectl;
+pub mod load;
 pub mod programs;
 pub mod python;
 pub mod spdk;

@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-/// Path of a program of this project: in `$ADDAX_BIN_DIR`, else in `target/release` or `target/debug` of the workspace,
+/// Path of a program of this project: `$ADDAX_ENGINE_BIN` for the engine, in `$ADDAX_BIN_DIR`, else in `target/release` or `target/debug` of the workspace,
 /// whichever was built last.
 ///
 /// # Errors
 /// When it was not built.
 pub fn program(name: &str) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("ADDAX_ENGINE_BIN").filter(|_| name == "addax-engine") {
+        return Ok(path.into());
+    }
     if let Some(dir) = std::env::var_os("ADDAX_BIN_DIR") {
         return Ok(PathBuf::from(dir).join(name));
     }

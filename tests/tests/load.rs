@@ -1,0 +1,247 @@
+//! What an engine does under hosts that behave badly, and what it costs when they do nothing: memory stays bounded, the
+//! other volumes go on, idle volumes are nearly free.
+//!
+//! Shares are counts of completed I/O under the same load, with and without the disturbance in turns; the best of
+//! [`ATTEMPTS`] counts, since other programs share the machine and a volume that is starved is starved in each.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use addax_perf::plane::procfs;
+use addax_perf::wirehost::{Host, Names, Queue};
+use e2e::engine::Engine;
+use e2e::load::Load;
+use e2e::spdk::free_port;
+use serde_json::json;
+
+const MIB: u64 = 1 << 20;
+/// The part of the undisturbed count that a volume must keep.
+const FAIR_SHARE: f64 = 0.8;
+const ATTEMPTS: usize = 3;
+/// How long each count is taken.
+const COUNT_TIME: &str = "1500ms";
+/// Bounds all that a test waits for.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What the engine may hold for hosts that do not take their answers, or for a device that does not give any: its pool of
+/// buffers (`-s 64`), and the same again for everything else.
+const DISTURBED_RSS: u64 = 128 * MIB;
+
+fn nqn(volume: &str) -> String {
+    format!("nqn.2026-11.io.addax:volume:{volume}")
+}
+
+fn names(volume: &str, host: &str) -> Names {
+    Names::new(&nqn(volume), &format!("nqn.2026-11.io.addax:host:{host}"))
+}
+
+/// Says a figure past the capture of the test harness: the figure is the point.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn rss(engine: &Engine) -> u64 {
+    procfs::rss_bytes(engine.pid().unwrap()).unwrap()
+}
+
+/// Null devices hold no data, so that all the memory is the engine's own.
+fn null_volume(engine: &Engine, volume: &str, port: u16) -> SocketAddr {
+    let device = json!({"name": volume, "num_blocks": 64 * MIB / 4096, "block_size": 4096});
+    engine.rpc("bdev_null_create", device).unwrap();
+    engine.export(volume, &nqn(volume), port).unwrap()
+}
+
+/// A volume over a device that takes `us` for every I/O.
+fn slow_volume(engine: &Engine, volume: &str, port: u16, us: u64) -> SocketAddr {
+    let base = format!("{volume}-base");
+    let device = json!({"name": base, "num_blocks": 64 * MIB / 4096, "block_size": 4096});
+    engine.rpc("bdev_null_create", device).unwrap();
+    let delay = json!({"name": volume, "base_bdev_name": base, "avg_read_latency": us, "p99_read_latency": us,
+        "avg_write_latency": us, "p99_write_latency": us});
+    engine.rpc("bdev_delay_create", delay).unwrap();
+    engine.export(volume, &nqn(volume), port).unwrap()
+}
+
+/// I/Os that a volume completes in [`COUNT_TIME`].
+fn count(target: SocketAddr, volume: &str, block: &str, rw: &str) -> u64 {
+    let args = ["--rw", rw, "--bs", block, "--qd", "32", "--time", COUNT_TIME];
+    let done = Load::start(target, &nqn(volume), &args).unwrap().finish().unwrap();
+    assert_eq!((done.errors, done.reconnects), (0, 0), "{}", done.report);
+    done.ios
+}
+
+/// Checks that a volume keeps its share of I/O while something disturbs the engine.
+fn keeps_its_share<D>(what: &str, count: impl Fn() -> u64, disturb: impl Fn() -> D) {
+    let mut shares = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let alone = count();
+        let disturbance = disturb();
+        let disturbed = count();
+        drop(disturbance);
+        let share = disturbed as f64 / alone.max(1) as f64;
+        say(&format!("{what}: {disturbed} I/Os of {alone}, {share:.2} of the share"));
+        if alone > 0 && share >= FAIR_SHARE {
+            return;
+        }
+        shares.push(share);
+    }
+    panic!("{what}: the other volume keeps {shares:.2?} of its share, {FAIR_SHARE} is needed");
+}
+
+/// Connections that ask for `reads` reads of 128 KiB each and take no answer.
+fn slow_readers(target: SocketAddr, volume: &str, connections: u16, reads: u16) -> (Host, Vec<Queue>) {
+    let host = Host::connect(target, names(volume, "slow"), 0).unwrap();
+    let open = |qid| {
+        let mut queue = host.io_queue(qid, 128).unwrap();
+        for _ in 0..reads {
+            queue.send(Queue::read_command(0, 32, 4096), &[]).unwrap();
+        }
+        queue
+    };
+    let queues = (1..=connections).map(open).collect();
+    (host, queues)
+}
+
+#[test]
+fn a_host_that_does_not_read_its_answers_holds_nobody_up() {
+    let engine = Engine::start(&["-m", "0x1"]).unwrap();
+    let port = free_port().unwrap();
+    let slow = null_volume(&engine, "slow", port);
+    let other = null_volume(&engine, "other", port);
+    for (block, rw) in [("4k", "randread"), ("128k", "randread"), ("128k", "randwrite")] {
+        // 127 answers of 128 KiB on each of eight connections: twice as much as the engine has buffers for.
+        let what = format!("slow reader, {rw} of {block}");
+        keeps_its_share(&what, || count(other, "other", block, rw), || slow_readers(slow, "slow", 8, 127));
+        assert!(rss(&engine) < DISTURBED_RSS, "{what}: {} MiB are resident", rss(&engine) / MIB);
+    }
+    // What waited is given in full when it is read at last.
+    let (_host, mut queues) = slow_readers(slow, "slow", 8, 127);
+    for queue in &mut queues {
+        for _ in 0..127 {
+            assert!(queue.wait().unwrap().status().is_success());
+        }
+    }
+    say(&format!("slow reader: {} MiB resident", rss(&engine) / MIB));
+}
+
+#[test]
+fn a_slow_device_holds_nobody_up() {
+    let engine = Engine::start(&["-m", "0x1"]).unwrap();
+    let port = free_port().unwrap();
+    let slow = slow_volume(&engine, "slow", port, 200_000);
+    let other = null_volume(&engine, "other", port);
+    for (block, rw) in [("4k", "randread"), ("128k", "randwrite")] {
+        let what = format!("slow device, {rw} of {block}");
+        // As much as four hosts of the usual depth want to have in flight.
+        let disturb = || {
+            let args = ["--rw", rw, "--bs", block, "--qd", "127", "--connections", "4", "--time", "1h"];
+            let load = Load::start(slow, &nqn("slow"), &args).unwrap();
+            thread::sleep(Duration::from_millis(500));
+            load
+        };
+        keeps_its_share(&what, || count(other, "other", block, rw), disturb);
+        assert!(rss(&engine) < DISTURBED_RSS, "{what}: {} MiB are resident", rss(&engine) / MIB);
+    }
+    let args = ["--rw", "randrw", "--bs", "128k", "--qd", "127", "--connections", "4", "--size", "256M"];
+    let done = Load::start(slow, &nqn("slow"), &args).unwrap().finish().unwrap();
+    assert_eq!((done.errors, done.ios), (0, 2048), "{}", done.report);
+    say(&format!("slow device: {} MiB resident", rss(&engine) / MIB));
+}
+
+/// One of the ways in which hosts come and go.
+fn come_and_go(target: SocketAddr, turn: usize) {
+    match turn % 4 {
+        // A whole association with an I/O, closed without a word.
+        0 => {
+            let host = Host::connect(target, names("busy", "storm"), 0).unwrap();
+            host.io_queue(1, 32).unwrap().read(0, 1, 4096).unwrap();
+        }
+        // Only the connection, initialised.
+        1 => drop(Queue::open(target).unwrap()),
+        // Away while reads and writes are in flight.
+        2 => {
+            let host = Host::connect(target, names("busy", "storm"), 10_000).unwrap();
+            let mut queue = host.io_queue(1, 32).unwrap();
+            for lba in 0..16 {
+                queue.send(Queue::read_command(lba * 32, 32, 4096), &[]).unwrap();
+            }
+        }
+        // Half of a header.
+        _ => {
+            let mut stream = std::net::TcpStream::connect(target).unwrap();
+            stream.write_all(&[0, 0, 128]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_thousand_connects_and_disconnects_leave_nothing() {
+    const WARM: usize = 100;
+    const STORM: usize = 1000;
+    const GROWTH: u64 = 4 * MIB;
+    let mut engine = Engine::start(&["-m", "0x1"]).unwrap();
+    let target = null_volume(&engine, "busy", free_port().unwrap());
+    let args = ["--rw", "randrw", "--bs", "16k", "--qd", "16", "--time", "1h"];
+    let mut load = Load::start(target, &nqn("busy"), &args).unwrap();
+    (0..WARM).for_each(|turn| come_and_go(target, turn));
+    let before = rss(&engine);
+    (0..STORM).for_each(|turn| come_and_go(target, turn));
+    let connections = || engine.rpc("nvmf_subsystem_get_qpairs", json!({"nqn": nqn("busy")})).unwrap();
+    // The load's own: an admin queue and an I/O queue.
+    let began = Instant::now();
+    while connections().as_array().unwrap().len() > 2 {
+        assert!(began.elapsed() < PATIENCE, "connections are left: {}", connections());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let after = rss(&engine);
+    say(&format!("connection storm: {} KiB before, {} KiB after", before >> 10, after >> 10));
+    assert!(load.is_running() && engine.is_running());
+    let done = load.stop().unwrap();
+    assert_eq!((done.errors, done.reconnects), (0, 0), "{}", done.report);
+    assert!(done.ios > 0);
+    assert!(after < before + GROWTH, "{} KiB more are resident after {STORM} hosts", (after - before) >> 10);
+}
+
+#[test]
+fn a_hundred_idle_volumes_cost_little_memory_and_hardly_a_processor() {
+    const VOLUMES: usize = 100;
+    const PERIOD: Duration = Duration::from_secs(10);
+    const CPU_PERCENT: f64 = 1.0;
+    let engine = Engine::start(&["-m", "0x1"]).unwrap();
+    let port = free_port().unwrap();
+    let mut hosts: Vec<(Host, Queue)> = Vec::new();
+    let mut one = 0;
+    for index in 0..VOLUMES {
+        let volume = format!("idle-{index}");
+        let target = null_volume(&engine, &volume, port);
+        let host = Host::connect(target, names(&volume, &volume), 30_000).unwrap();
+        let mut queue = host.io_queue(1, 128).unwrap();
+        queue.read(0, 32, 4096).unwrap();
+        hosts.push((host, queue));
+        if index == 0 {
+            one = rss(&engine);
+        }
+    }
+    let further = (rss(&engine) - one) / (VOLUMES as u64 - 1);
+    say(&format!("memory: {} MiB with one volume, {} KiB for each further one", one / MIB, further >> 10));
+    assert!(one < 64 * MIB, "{} MiB are resident with one volume", one / MIB);
+    assert!(further < 2 * MIB, "{} KiB are resident for each further volume", further >> 10);
+
+    let ticks = || procfs::cpu_ticks(engine.pid().unwrap()).unwrap();
+    hosts.iter_mut().for_each(|(host, _)| host.keep_alive().unwrap());
+    let (began, before) = (Instant::now(), ticks());
+    // Each host tells of itself once in the time, as real ones do.
+    for (host, _) in &mut hosts {
+        thread::sleep(PERIOD / VOLUMES as u32);
+        host.keep_alive().unwrap();
+    }
+    let used = (ticks() - before) as f64 / procfs::ticks_per_second() as f64;
+    let percent = used / began.elapsed().as_secs_f64() * 100.0;
+    say(&format!("idle: {percent:.2} % of a processor with {VOLUMES} connected volumes"));
+    assert!(percent < CPU_PERCENT, "{percent:.2} % of a processor, at most {CPU_PERCENT} % are allowed");
+    for (_, queue) in &mut hosts {
+        queue.read(0, 1, 4096).unwrap();
+    }
+}
