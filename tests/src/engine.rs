@@ -79,7 +79,7 @@ impl Engine {
     /// As [`Engine::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill()?;
-        let args = ["--no-huge", "-s", "64"].map(str::to_owned).into_iter().chain(self.args.clone()).collect();
+        let args = std::iter::once("--no-huge".to_owned()).chain(self.args.clone()).collect();
         let (socket, log) = (self.socket(), self.folder.path().join("log"));
         let launch = Launch { program: program("addax-engine")?, args, socket, log, cpu: None };
         self.process = Some(DataPlane::start(launch)?);

@@ -32,8 +32,8 @@ struct Args {
     /// Processors for data cores: a hexadecimal mask (0x3) or a list in brackets ([0,2-3]).
     #[arg(short = 'm', long = "cpumask", default_value = "0x1", value_parser = parse_cpus)]
     cpumask: Cpus,
-    /// Memory for I/O buffers in MiB.
-    #[arg(short = 's', long = "mem-size", default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=65536))]
+    /// Memory for I/O buffers in MiB. All of it is resident, since the kernel keeps it for disk I/O.
+    #[arg(short = 's', long = "mem-size", default_value_t = 48, value_parser = clap::value_parser!(u32).range(8..=65536))]
     mem_size: u32,
     /// Path of the RPC socket.
     #[arg(short = 'r', long = "rpc-socket", default_value = "/var/tmp/spdk.sock")]
