@@ -25,6 +25,18 @@ pub enum Side {
     Spdk(PathBuf),
 }
 
+/// What a data plane may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// As it comes, or the least with which it starts.
+    Least,
+    /// Enough that no load waits for buffers, beside devices of so many MiB.
+    Ample {
+        /// Memory of devices, in MiB.
+        device_mib: u64,
+    },
+}
+
 /// Memory of the engine for I/O buffers, in MiB.
 const ADDAX_MIB: u64 = 128;
 /// Memory of the stock target besides devices, in MiB: its pools, and what its allocator loses.
@@ -44,13 +56,18 @@ impl Side {
         }
     }
 
-    fn launch(&self, folder: &Path, cpu: u32, device_mib: u64) -> Launch {
-        let (program, mib) = match self {
-            Self::Addax(program) => (program.clone(), ADDAX_MIB),
-            Self::Spdk(tree) => (tree.join("build/bin/nvmf_tgt"), SPDK_MIB + device_mib + device_mib / 8),
+    fn launch(&self, folder: &Path, cpu: u32, memory: Memory) -> Launch {
+        let (program, mib) = match (self, memory) {
+            (Self::Addax(program), Memory::Least) => (program.clone(), None),
+            (Self::Addax(program), Memory::Ample { .. }) => (program.clone(), Some(ADDAX_MIB)),
+            (Self::Spdk(tree), Memory::Least) => (tree.join("build/bin/nvmf_tgt"), Some(SPDK_MIB)),
+            // An eighth is lost to the allocator.
+            (Self::Spdk(tree), Memory::Ample { device_mib }) => {
+                (tree.join("build/bin/nvmf_tgt"), Some(SPDK_MIB + device_mib + device_mib / 8))
+            }
         };
-        let mask = format!("{:#x}", 1_u64 << cpu);
-        let args = ["-m", &mask, "--no-huge", "-s", &mib.to_string()].map(str::to_owned).to_vec();
+        let mut args = ["-m", &format!("{:#x}", 1_u64 << cpu), "--no-huge"].map(str::to_owned).to_vec();
+        args.extend(mib.into_iter().flat_map(|mib| ["-s".to_owned(), mib.to_string()]));
         Launch {
             program,
             args,
@@ -60,12 +77,12 @@ impl Side {
         }
     }
 
-    /// Starts it with room for devices of `device_mib` MiB.
+    /// Starts it.
     ///
     /// # Errors
     /// When it does not answer.
-    pub fn start(&self, folder: &Path, cpu: u32, device_mib: u64) -> Result<DataPlane, String> {
-        DataPlane::start(self.launch(folder, cpu, device_mib)).map_err(|e| e.to_string())
+    pub fn start(&self, folder: &Path, cpu: u32, memory: Memory) -> Result<DataPlane, String> {
+        DataPlane::start(self.launch(folder, cpu, memory)).map_err(|e| e.to_string())
     }
 }
 
@@ -132,7 +149,7 @@ impl Contestant {
     /// # Errors
     /// See [`Absence`].
     pub fn prepare(side: &Side, device: Device, lba: u32, folder: &Path, cpu: u32) -> Result<Self, Absence> {
-        let plane = side.start(folder, cpu, setup::memory_mib(device))?;
+        let plane = side.start(folder, cpu, Memory::Ample { device_mib: setup::memory_mib(device) })?;
         let able = abilities(&plane)?;
         if !able.can(device) {
             return Err(Absence::Unable);
@@ -254,12 +271,13 @@ mod tests {
     #[test]
     fn both_sides_get_the_same_processor_and_enough_memory() {
         let folder = Path::new("/somewhere");
-        let ours = Side::Addax("/e".into()).launch(folder, 2, 384);
-        let stock = Side::Spdk("/s".into()).launch(folder, 2, 384);
+        let ours = Side::Addax("/e".into()).launch(folder, 2, Memory::Ample { device_mib: 384 });
+        let stock = Side::Spdk("/s".into()).launch(folder, 2, Memory::Ample { device_mib: 384 });
         assert_eq!((ours.cpu, stock.cpu), (Some(2), Some(2)));
         assert_eq!(ours.args[..3], stock.args[..3]);
         assert_eq!(ours.args[1], "0x4");
         assert_eq!(stock.program, Path::new("/s/build/bin/nvmf_tgt"));
         assert!(stock.args[4].parse::<u64>().unwrap() >= 512 + 384);
+        assert!(!Side::Addax("/e".into()).launch(folder, 2, Memory::Least).args.contains(&"-s".to_owned()));
     }
 }

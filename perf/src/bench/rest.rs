@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::contest::{Contestant, Side, apply, free_port, version};
+use super::contest::{Contestant, Memory, Side, apply, free_port, version};
 use super::generator::Length;
 use super::matrix::{Cell, Device, Pattern};
 use super::race::Course;
@@ -71,7 +71,7 @@ const KINDS: [(&str, &str, Option<f64>, &str); 8] = [
         "4 KiB read after 10 s without any, median, less the median at depth 1",
     ),
     ("4 KiB read at depth 1, busy", "µs", None, "median, by a host that polls"),
-    ("memory with one volume", "MiB", Some(ONE_LIMIT), "resident, one connected volume"),
+    ("memory with one volume", "MiB", Some(ONE_LIMIT), "resident, one connected volume, memory options as they come"),
     ("memory for each further volume", "MiB", Some(MORE_LIMIT), "resident, connected and idle"),
     (
         "RPC at full load, p99",
@@ -117,7 +117,7 @@ pub fn measure(course: &Course<'_>, race: &mut Race) -> Result<(), Failure> {
 
 fn at_rest(course: &Course<'_>, side: &Side, race: &mut Race, figures: &mut Figures) -> Result<(), String> {
     let count = usize::from(course.args.idle_volumes);
-    let plane = side.start(course.folder, course.args.target_cpu, 0)?;
+    let plane = side.start(course.folder, course.args.target_cpu, Memory::Least)?;
     remember_version(side, &plane, race)?;
     let port = free_port()?;
     apply(&plane, &setup::many_volumes(count, port))?;
