@@ -32,8 +32,10 @@ use crate::wirehost::{Host, Names, Queue, Wait, WireError};
 const WINDOW: Duration = Duration::from_secs(10);
 /// Windows without keep-alives: each gives one first I/O.
 const WINDOWS: usize = 3;
-/// Keep-alive timeout of the hosts, in milliseconds; they tell of themselves at half of it.
-const KEEP_ALIVE_MS: u32 = 20_000;
+/// Keep-alive timeout of the hosts, in milliseconds: long, since all of them are one thread here.
+const KEEP_ALIVE_MS: u32 = 120_000;
+/// How often a host tells of itself where that is measured.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
 /// I/Os that show the usual latency.
 const BUSY_IOS: usize = 2000;
 /// Seconds of load under which calls are made.
@@ -180,10 +182,9 @@ impl Idle {
     }
 }
 
-/// Lets each host tell of itself once in half its timeout, one after another as real hosts would.
+/// Lets each host tell of itself every [`KEEP_ALIVE_EVERY`], one after another as real hosts would.
 fn keep_alive_for(hosts: &mut [Idle], time: Duration) -> Result<(), WireError> {
-    let period = Duration::from_millis(u64::from(KEEP_ALIVE_MS) / 2);
-    let step = period / u32::try_from(hosts.len()).unwrap_or(u32::MAX).max(1);
+    let step = KEEP_ALIVE_EVERY / u32::try_from(hosts.len()).unwrap_or(u32::MAX).max(1);
     let (began, count) = (Instant::now(), hosts.len());
     for turn in 0.. {
         if began.elapsed() >= time {
