@@ -122,11 +122,11 @@ fn beside_slow_readers(kinds: &[(&str, &str)]) {
     }
     // What waited is given in full when it is read at last.
     let (_host, mut queues) = slow_readers(slow, "slow", 8, 127);
-    for queue in &mut queues {
-        for _ in 0..127 {
-            assert!(queue.wait().unwrap().status().is_success());
+    thread::scope(|scope| {
+        for queue in &mut queues {
+            scope.spawn(|| (0..127).for_each(|_| assert!(queue.wait().unwrap().status().is_success())));
         }
-    }
+    });
     say(&format!("slow reader: {} MiB resident", rss(&engine) / MIB));
 }
 
@@ -244,8 +244,11 @@ fn a_hundred_idle_volumes_cost_little_memory_and_hardly_a_processor() {
     const VOLUMES: usize = 100;
     const PERIOD: Duration = Duration::from_secs(10);
     const CPU_PERCENT: f64 = 1.0;
+    // Without the program's own text, of which a debug build has more: 64 MiB with that of a release build.
+    const ONE_RSS: u64 = 56 * MIB;
     let engine = Engine::start(&["-m", "0x1"]).unwrap();
     let port = free_port().unwrap();
+    let rss = |engine: &Engine| rss(engine) - procfs::status_bytes(engine.pid().unwrap(), "RssFile").unwrap();
     let mut hosts: Vec<(Host, Queue)> = Vec::new();
     let mut one = 0;
     for index in 0..VOLUMES {
@@ -261,7 +264,7 @@ fn a_hundred_idle_volumes_cost_little_memory_and_hardly_a_processor() {
     }
     let further = (rss(&engine) - one) / (VOLUMES as u64 - 1);
     say(&format!("memory: {} MiB with one volume, {} KiB for each further one", one / MIB, further >> 10));
-    assert!(one < 64 * MIB, "{} MiB are resident with one volume", one / MIB);
+    assert!(one < ONE_RSS, "{} MiB are resident with one volume", one / MIB);
     assert!(further < 2 * MIB, "{} KiB are resident for each further volume", further >> 10);
 
     let ticks = || procfs::cpu_ticks(engine.pid().unwrap()).unwrap();
