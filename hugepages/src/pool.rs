@@ -192,6 +192,13 @@ impl BufPool {
         Ok(Buf::from_pool(Arc::clone(inner), slot, len))
     }
 
+    /// Buffers of the class for `len` that nobody has, as far as one look tells; 0 when no class is that long.
+    #[must_use]
+    pub fn free(&self, len: usize) -> u32 {
+        let free = |class: &Class| class.count - class.taken.load(Ordering::Relaxed).min(class.count);
+        self.inner.class_for(len).map_or(0, free)
+    }
+
     /// The longest length that can be taken, in bytes.
     #[must_use]
     pub fn max_len(&self) -> usize {

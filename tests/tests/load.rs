@@ -177,7 +177,6 @@ fn a_slow_device_holds_nobody_up() {
 }
 
 #[test]
-#[ignore = "large I/O in flight to a slow device takes all large buffers of the pool; the others then wait for it"]
 fn a_slow_device_holds_no_large_io_up() {
     beside_a_slow_device("128k", "randwrite");
     beside_a_slow_device("128k", "randread");

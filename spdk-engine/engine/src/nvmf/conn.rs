@@ -193,7 +193,11 @@ impl Conn {
                 Step::Dry if received || commands > 0 => break,
                 Step::Dry => match self.receive() {
                     Ok(Polled::Worked) => received = true,
-                    Ok(other) => return other,
+                    Ok(other) => {
+                        // What was parsed may wait for a buffer, or have been answered, without a command to execute.
+                        self.after_pump(core);
+                        return other;
+                    }
                     Err(Lost) => {
                         self.lost(core);
                         return Polled::Worked;

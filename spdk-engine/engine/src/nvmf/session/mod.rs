@@ -9,7 +9,8 @@
 //! [`Session::complete`] → (C2HData) → response. One R2T per command covers all of its data.
 //!
 //! *Invariants.* At most as many commands are outstanding as the queue is deep. Commands that wait for a buffer get one
-//! in the order of their arrival. Nothing is parsed while more than [`OUTPUT_BYTES_MAX`] wait for the socket.
+//! in the order of their arrival, as long as the session holds no more of them than are free. Nothing is parsed while
+//! more than [`OUTPUT_BYTES_MAX`] wait for the socket.
 //!
 //! *When things fail.* A peer that breaks the protocol gets a termination request: [`Fault::Terminated`]; nothing more
 //! is parsed, and the owner waits for the peer to close. A wrong data digest fails its command only. More commands
@@ -516,12 +517,17 @@ impl Session {
     pub fn retry_buffers(&mut self) -> bool {
         let mut any = false;
         while let Some(index) = self.starved.front().copied() {
-            let len = self.slots.get(index).len;
-            let Some(buf) = self.pool.take(len as usize) else { break };
+            let len = self.slots.get(index).len as usize;
+            // A queue has no more buffers than are left for others: a slow device cannot take them all.
+            if self.slots.pooled() > self.pool.free(len) {
+                break;
+            }
+            let Some(buf) = self.pool.take(len) else { break };
             self.starved.pop_front();
             any = true;
+            self.slots.give(index, buf.into_slice());
+            let len = len as u32;
             let slot = self.slots.get_mut(index);
-            slot.data = Some(buf.into_slice());
             if slot.direction == Direction::ControllerToHost {
                 slot.stage = Stage::Executing;
                 self.make_ready(index);

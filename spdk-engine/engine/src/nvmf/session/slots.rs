@@ -30,6 +30,8 @@ pub struct Slot {
     /// Bytes received so far.
     pub received: u32,
     pub data: Option<BufSlice>,
+    /// Its data took a buffer of the pool.
+    pub pooled: bool,
     /// The answer, when it is certain before the command was executed.
     pub verdict: Option<Status>,
 }
@@ -43,6 +45,7 @@ impl Slot {
             len: 0,
             received: 0,
             data: None,
+            pooled: false,
             verdict: None,
         }
     }
@@ -54,11 +57,13 @@ pub struct Slots {
     table: Vec<Slot>,
     free: Vec<u16>,
     depth: usize,
+    /// Commands whose data took a buffer of the pool.
+    pooled: u32,
 }
 
 impl Slots {
     pub fn new(depth: u16) -> Self {
-        Self { table: Vec::new(), free: Vec::new(), depth: usize::from(depth) }
+        Self { table: Vec::new(), free: Vec::new(), depth: usize::from(depth), pooled: 0 }
     }
 
     /// Changes how many commands may be outstanding.
@@ -96,6 +101,9 @@ impl Slots {
         if slot.stage != Stage::Free {
             slot.stage = Stage::Free;
             slot.data = None;
+            if std::mem::take(&mut slot.pooled) {
+                self.pooled -= 1;
+            }
             self.free.push(index);
         }
     }
@@ -106,6 +114,19 @@ impl Slots {
 
     pub fn get_mut(&mut self, index: u16) -> &mut Slot {
         &mut self.table[usize::from(index)]
+    }
+
+    /// Gives a command the buffer for its data.
+    pub fn give(&mut self, index: u16, data: BufSlice) {
+        let slot = self.get_mut(index);
+        slot.data = Some(data);
+        slot.pooled = true;
+        self.pooled += 1;
+    }
+
+    /// Buffers of the pool that the commands have.
+    pub fn pooled(&self) -> u32 {
+        self.pooled
     }
 
     /// The slot of a transfer tag.
