@@ -58,6 +58,9 @@ lvol-crash: ## power cut after every write and flush of random programs on lvols
 fuzz: ## every fuzzer for SECONDS (needs cargo-fuzz and a nightly toolchain)
 	cd spdk-engine/wire && for target in pdu sqe connect identify; do \
 		$(CARGO) +nightly fuzz run $$target -- -max_total_time=$(SECONDS) || exit 1; done
+	cd spdk-engine/format && for target in super_block page image raid; do mkdir -p fuzz/corpus/$$target && \
+		$(CARGO) +nightly fuzz run $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
+			-max_total_time=$(SECONDS) || exit 1; done
 
 bench: ## data-plane benchmark, against a stock SPDK when SPDK_DIR is set; report under target/bench (BENCH="--help" for options)
 	$(CARGO) build --release -p addax-engine -p addax-perf

@@ -370,4 +370,53 @@ mod tests {
         assert_eq!(grown.used_cluster_mask.len, 1);
         assert!(g.grown(34_317_795_328 + (1 << 20)).is_err());
     }
+
+    #[test]
+    fn the_cluster_mask_has_room_for_as_many_clusters_as_pages() {
+        let plan = Plan {
+            device_size: 64 << 20,
+            block_size: 512,
+            physical_block_size: 4096,
+            cluster_size: 1 << 20,
+            md_page_size: 0,
+            md_pages: 10_000,
+        };
+        // 64 clusters need one page; 10000 bits take 1255 bytes, still one.
+        assert_eq!(Geometry::plan(&plan).unwrap().cluster_mask_room, 1);
+        // 100000 bits take 12505 bytes: four pages, of which the present mask needs one.
+        let g = Geometry::plan(&Plan { device_size: 1 << 30, md_pages: 100_000, ..plan }).unwrap();
+        assert_eq!((g.used_page_mask.len, g.used_cluster_mask.len, g.cluster_mask_room), (4, 1, 4));
+        assert_eq!((g.used_cluster_mask.start, g.used_blobid_mask.start, g.md_start), (5, 9, 13));
+        assert_eq!(Geometry::of(&g.super_block(BsType::LVOLSTORE), 1 << 30), Ok(g));
+        assert_eq!(g.grown(g.max_growable_size()).unwrap().used_cluster_mask.len, 4);
+        assert!(g.grown(g.max_growable_size() + (1 << 20)).is_err());
+    }
+
+    #[test]
+    fn numbers_that_fit_nothing_are_refused() {
+        let plan = Plan {
+            device_size: 64 << 20,
+            block_size: 512,
+            physical_block_size: 512,
+            cluster_size: 1 << 20,
+            md_page_size: 0,
+            md_pages: 64,
+        };
+        let good = Geometry::plan(&plan).unwrap().super_block(BsType::LVOLSTORE);
+        let refused = |change: fn(&mut SuperBlock)| {
+            let mut sb = good.clone();
+            change(&mut sb);
+            Geometry::of(&sb, plan.device_size).unwrap_err().to_string()
+        };
+        assert!(refused(|sb| sb.cluster_size = 0).contains("cluster_size is 0"));
+        assert!(refused(|sb| sb.cluster_size = 5000).contains("cluster_size is 5000; allowed is a multiple of 4096"));
+        assert!(refused(|sb| sb.md_page_size = 5000).contains("md_page_size is 5000"));
+        assert!(refused(|sb| sb.io_unit_size = 3).contains("io_unit_size is 3"));
+        assert!(refused(|sb| sb.md_len = 0).contains("md_len is 0"));
+        assert!(refused(|sb| sb.md_len = u32::MAX).contains("metadata"));
+        assert!(refused(|sb| sb.md_start = 2).contains("lie on each other"));
+        assert!(refused(|sb| sb.used_cluster_mask.len = 0).contains("used-cluster mask has 0 bytes; 13 are needed"));
+        assert!(refused(|sb| sb.size += 1).contains("this one has 67108864"));
+        assert!(refused(|sb| sb.size = 4096).contains("4096"));
+    }
 }

@@ -124,3 +124,56 @@ impl Claims {
 
 /// Blobs by id.
 pub type Blobs = BTreeMap<BlobId, Blob>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const N: usize = 40;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+        #[test]
+        fn like_counting_owners_one_by_one(
+            runs in prop::collection::vec((0u64..45, 1u64..12, 0u64..4), 0..9),
+            set in prop::collection::vec(any::<bool>(), N),
+            from in 0u32..8,
+        ) {
+            let claims = Claims::new(runs.iter().map(|(f, n, o)| (*f, *n, BlobId(*o))), N as u32);
+            let mut owners = vec![Vec::new(); N];
+            for (first, len, owner) in &runs {
+                (*first..(first + len).min(N as u64)).for_each(|n| owners[n as usize].push(*owner));
+            }
+            let used: Vec<usize> = (0..N).filter(|n| !owners[*n].is_empty()).collect();
+            let merged: Vec<usize> = claims.merged().iter().flat_map(|(a, b)| *a as usize..*b as usize).collect();
+            prop_assert_eq!(&merged, &used);
+            prop_assert_eq!(claims.count(from) as usize, used.iter().filter(|n| **n >= from as usize).count());
+
+            // Everything claimed twice is in some conflict, nothing else is, and everybody concerned is named.
+            let mut twice = [false; N];
+            let mut named = std::collections::BTreeSet::new();
+            for conflict in claims.conflicts() {
+                (conflict.first as usize..).take(conflict.count as usize).for_each(|n| twice[n] = true);
+                named.extend([conflict.owners.0.0, conflict.owners.1.0]);
+            }
+            for n in 0..N {
+                prop_assert_eq!(twice[n], owners[n].len() > 1, "{}", n);
+                for owner in owners[n].iter().filter(|_| owners[n].len() > 1) {
+                    prop_assert!(named.contains(owner), "{} of {}", owner, n);
+                }
+            }
+
+            let mut bits = Bits::new(N as u32);
+            set.iter().enumerate().filter(|(_, on)| **on).for_each(|(n, _)| { bits.set(n as u32); });
+            let unmarked = used.iter().any(|n| !set[*n]);
+            prop_assert_eq!(claims.unmarked(&bits).next().is_some(), unmarked);
+            for (n, owner) in claims.unmarked(&bits) {
+                prop_assert!(!set[n as usize] && owners[n as usize].contains(&owner.0));
+            }
+            let leaked: Vec<u32> = claims.unclaimed(&bits, from).flat_map(|(a, b)| a..b).collect();
+            let expected = |n: &u32| set[*n as usize] && owners[*n as usize].is_empty();
+            prop_assert_eq!(leaked, (from..N as u32).filter(expected).collect::<Vec<_>>());
+        }
+    }
+}

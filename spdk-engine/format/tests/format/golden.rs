@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use blobstore_format::extent::ExtentPage;
 use blobstore_format::image::{Externals, Image, Lvol, Mode};
-use blobstore_format::metadata::Parent;
+use blobstore_format::metadata::{Extents, Parent};
 use blobstore_format::{ReadAt, lvs};
 use blobstore_golden::{Case, Class, Sparse, SpdkLoad, Store, cases};
 use sha2::{Digest, Sha256};
@@ -173,4 +174,43 @@ fn damaged_images_are_refused_or_lose_the_damaged_lvols() {
         }
         assert_eq!(case.class, Class::Crafted);
     }
+}
+
+#[test]
+fn beyond_the_end_of_a_shorter_parent_there_are_zeroes() {
+    // No golden image has clusters of a grandparent there, so a snapshot is cut here.
+    let case = blobstore_golden::case("chain-of-4");
+    let mut sparse = case.image();
+    let image = Image::open(&sparse, Mode::AsMarked).unwrap();
+    // A cluster that neither an lvol nor its parent has, but an older snapshot: seen through both.
+    let found = image.lvols().find_map(|lvol| {
+        let Parent::Snapshot(parent) = &lvol.parent else { return None };
+        let parent = image.lvol(*parent).unwrap();
+        let through = |at: &u64| lvol.map.get(*at).is_none() && parent.map.get(*at).is_none();
+        let at = (1..lvol.map.len()).rev().find(|at| through(at) && image.may_hold_data(lvol, *at))?;
+        Some((lvol.id, parent, at))
+    });
+    let (id, parent, at) = found.unwrap();
+    let cluster = u64::from(image.geometry.cluster_size);
+    let read = |image: &Image<&Sparse>| {
+        let mut bytes = vec![0; cluster as usize];
+        image.read(id, at * cluster, &mut bytes, &()).unwrap();
+        bytes
+    };
+    assert!(read(&image).iter().any(|b| *b != 0));
+    // Now the parent ends before it.
+    let mut short = parent.metadata.clone();
+    let Extents::Table(table) = &mut short.extents else { panic!("it has no extent table") };
+    let (page, geometry) = (table.allocated().next().unwrap().1, image.geometry);
+    table.num_clusters = at;
+    let clusters = (0..at).map(|at| parent.map.get(at).unwrap_or(0)).collect();
+    let extents = ExtentPage { start_cluster: 0, clusters }.emit(parent.id);
+    let root = short.emit().unwrap();
+    let root_at = geometry.page_offset(parent.id.page().unwrap());
+    assert_eq!(root.len(), 1);
+    sparse.write(geometry.page_offset(page), &extents.emit());
+    sparse.write(root_at, &root[0].emit());
+    let image = Image::open(&sparse, Mode::AsMarked).unwrap();
+    assert!(!image.may_hold_data(image.lvol(id).unwrap(), at));
+    assert!(read(&image).iter().all(|b| *b == 0), "the grandparent shines through");
 }

@@ -2,5 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod checked;
+mod exact;
+mod fuzzed;
 mod golden;
 mod identity;
