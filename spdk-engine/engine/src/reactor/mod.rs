@@ -414,6 +414,9 @@ impl std::fmt::Debug for Reactor {
 
 /// Most events, messages or completions of one kind handled before the loop looks at the others.
 const BATCH: usize = 256;
+/// How long a busy core keeps its processor at most before it offers it to a thread that waits for it: on a machine of
+/// few processors that is the control core with an RPC.
+const TURN_OVER_NS: Nanos = 500_000;
 /// Turns without work that share one reading of the clock: reading it costs as much as the rest of such a turn.
 const STALE_TURNS: u32 = 8;
 
@@ -469,6 +472,7 @@ impl Reactor {
     /// Runs until [`Core::stop`].
     pub fn run(&mut self) {
         let mut mark = self.core.now();
+        let mut offered = mark;
         let mut was_working = true;
         while !self.core.0.stop.get() {
             let worked = self.turn();
@@ -481,6 +485,10 @@ impl Reactor {
             was_working = worked;
             if worked {
                 self.idle.worked(now);
+                if now.saturating_sub(offered) >= TURN_OVER_NS {
+                    std::thread::yield_now();
+                    offered = now;
+                }
             } else if self.idle.is_over(now) {
                 self.park();
                 let after = self.core.now();
