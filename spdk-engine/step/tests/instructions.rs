@@ -70,8 +70,7 @@ fn own_instructions(profile: &str) -> u64 {
             }
             let text = names.get(id).copied().unwrap_or("");
             is_copy = ["memcpy", "memmove", "memset"].iter().any(|part| text.contains(part));
-        } else if line.starts_with("cfn=") {
-            let name = &line[4..];
+        } else if let Some(name) = line.strip_prefix("cfn=") {
             if let Some((id, text)) = name.split_once(' ') {
                 names.insert(id, text);
             }
