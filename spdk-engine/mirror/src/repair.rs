@@ -12,7 +12,8 @@
 //! leg that acknowledgements need has the range, so a leg that failed the repair has left by a swap before.
 //!
 //! *When things fail.* Source unreadable: another member, from the start of the range. None readable: all members
-//! but one leave, so that what is left is the same for every reader. A leg that cannot take the range leaves.
+//! but one leave, so that what is left is the same for every reader. A member that has no room for the range becomes the
+//! source, so that of several full disks none is taken for a broken one. A leg that cannot take the range leaves.
 
 use std::collections::VecDeque;
 
@@ -40,6 +41,8 @@ struct Active {
     tried: LegMask,
     sent: LegMask,
     done: LegMask,
+    /// Members that had no room for what the source holds.
+    full: LegMask,
 }
 
 /// Repairs waiting and the one under way.
@@ -60,6 +63,7 @@ impl Repairs {
             active.tried.remove(leg);
             active.sent.remove(leg);
             active.done.remove(leg);
+            active.full.remove(leg);
         }
     }
 
@@ -149,9 +153,19 @@ impl Core {
     }
 
     fn repair_write(&mut self, active: Active, range: (u64, u32), total: u64, out: &mut Vec<Action>) -> bool {
+        // Not before everything that was sent is answered: it would be in flight beside what comes next.
+        if active.sent.is_empty()
+            && let Some(leg) = active.full.iter().next()
+        {
+            // What a full member holds takes no room there, and less elsewhere than what did not fit.
+            let mut tried = active.tried;
+            tried.insert(active.source);
+            self.repairs.active = Some(fresh(active.slot, leg, tried));
+            return true;
+        }
         let targets = self.repair_targets(active.source);
         let mut sent = active.sent;
-        for leg in targets.without(active.done.or(sent)).iter() {
+        for leg in targets.without(active.done.or(sent).or(active.full)).iter() {
             if self.legs.get(leg).is_some_and(Leg::is_sendable) {
                 sent.insert(leg);
                 let payload = Payload::Copy(CopySlot(self.copies.depth()));
@@ -222,6 +236,7 @@ impl Core {
             match result {
                 Ok(()) => active.done.insert(leg),
                 Err(LegError::Gone) => {}
+                Err(LegError::NoSpace) if self.may_be_source(active, leg) => active.full.insert(leg),
                 Err(error) => {
                     self.eject_or_drop(leg, DropReason::WriteFailed(error));
                 }
@@ -232,6 +247,14 @@ impl Core {
     }
 }
 
+impl Core {
+    fn may_be_source(&self, active: Active, leg: LegId) -> bool {
+        let stays = |l: &Leg| l.role == Role::Member && l.eject.is_none() && !l.unequal;
+        !active.tried.contains(leg) && self.legs.get(leg).is_some_and(stays)
+    }
+}
+
 fn fresh(slot: u32, source: LegId, tried: LegMask) -> Active {
-    Active { slot, stage: Stage::Read, source, offset: 0, tried, sent: LegMask::EMPTY, done: LegMask::EMPTY }
+    let none = LegMask::EMPTY;
+    Active { slot, stage: Stage::Read, source, offset: 0, tried, sent: none, done: none, full: none }
 }

@@ -214,6 +214,33 @@ fn no_space_on_one_member_reaches_the_host_after_the_range_is_equal_again() {
 }
 
 #[test]
+fn several_full_members_are_made_equal_from_the_one_that_has_room_for_the_least() {
+    let mut b = Bench::of(&["a", "b", "c"]);
+    let w = b.write(0, 4);
+    b.reply(w, 0, Ok(()));
+    b.reply(w, 1, Err(LegError::NoSpace));
+    b.reply(w, 2, Err(LegError::NoSpace));
+    let read = b.copies();
+    let first = read[0].leg;
+    assert!(read.len() == 1 && read[0].op == Op::Read && first != LegId(0));
+    b.finish(read[0], Ok(()));
+    // The other full one has no room for what this one holds: it is the source then.
+    let other = LegId(3 - first.0);
+    for io in b.copies() {
+        let result = if io.leg == other { Err(LegError::NoSpace) } else { Ok(()) };
+        b.finish(io, result);
+    }
+    let read = b.copies();
+    assert_eq!(read.iter().map(|c| (c.leg, c.op)).collect::<Vec<_>>(), [(other, Op::Read)]);
+    b.finish(read[0], Ok(()));
+    let writes = b.copies();
+    assert_eq!(writes.iter().map(|c| c.leg).collect::<Vec<_>>(), [LegId(0), first]);
+    writes.into_iter().for_each(|io| b.finish(io, Ok(())));
+    assert_eq!(b.result_of(w), Some(Err(HostError::NoSpace)));
+    assert!(b.swaps.is_empty(), "lack of space ejects nobody");
+}
+
+#[test]
 fn no_space_on_a_joiner_ends_its_rebuild_and_the_host_hears_nothing_of_it() {
     let mut b = Bench::new(params(&["a"], &["b"], 1));
     let w = b.write(60, 1);

@@ -377,6 +377,10 @@ impl Device {
             (IoOp::Read | IoOp::Write { .. }, Payload::Copy(slot)) => self.copy_bufs(slot, blocks),
             _ => Bufs::new(),
         };
+        // What is copied often is a hole. Told as zeroes it stays one, and fits on a disk that is full.
+        let is_copy = matches!((op, payload), (IoOp::Write { .. }, Payload::Copy(_)));
+        let (op, bufs) =
+            if is_copy && bufs.iter().all(is_zero) { (IoOp::WriteZeroes, Bufs::new()) } else { (op, bufs) };
         let run = LegRun { leg, io, sent: core.clock(), asked: 0 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
         chan.submit(core, Io::new(op, lba, u64::from(blocks), bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
@@ -516,6 +520,21 @@ impl Device {
         let into = smallvec::smallvec![Buf::alloc_unpooled(self.block_size as usize).into_slice()];
         chan.submit(core, Io::new(IoOp::Read, 0, 1, into, Rc::clone(self) as Rc<dyn IoSink>, tag));
     }
+}
+
+/// Whether all bytes are zero; data mostly shows in the first few.
+fn is_zero(buf: &BufSlice) -> bool {
+    let mut chunk = [0; 4096];
+    let mut at = 0;
+    while at < buf.len() {
+        let count = chunk.len().min(buf.len() - at);
+        buf.copy_to(at, &mut chunk[..count]);
+        if chunk[..count].iter().any(|byte| *byte != 0) {
+            return false;
+        }
+        at += count;
+    }
+    true
 }
 
 impl IoSink for Device {
