@@ -224,7 +224,8 @@ pub struct Attach {
     #[serde(default)]
     pub disable_sq_flow_control: bool,
     /// I/O that a lost connection leaves open fails at once with a path error, and so does new I/O until the next
-    /// session is there: for a caller that replays by itself.
+    /// session is there: for a caller that replays by itself. Without a loss timeout the next session is one that is
+    /// asked for by a reset.
     #[serde(default)]
     pub addax_no_replay: bool,
 }

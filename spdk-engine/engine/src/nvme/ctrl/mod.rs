@@ -10,8 +10,8 @@
 //! made before every connection of the old one was closed. A controller that refuses the host is not asked again
 //! sooner than the reconnect delay.
 //!
-//! *When things fail.* Without timeouts there is one attempt; if it fails, I/O fails with a path error until a reset is
-//! asked for. Past `fast_io_fail_timeout_sec` I/O fails while attempts go on; past `ctrlr_loss_timeout_sec` the
+//! *When things fail.* Without timeouts there is one attempt, and none with `addax_no_replay`; if it fails, I/O fails with
+//! a path error until a reset is asked for. Past `fast_io_fail_timeout_sec` I/O fails while attempts go on; past `ctrlr_loss_timeout_sec` the
 //! controller and its devices are removed.
 
 mod recovery;

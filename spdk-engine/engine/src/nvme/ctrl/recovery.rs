@@ -42,6 +42,10 @@ impl Ctrl {
         self.failing.set(false);
         self.end_session(Down::Reconnecting).await;
         self.arm_fast_fail();
+        if self.shared.no_replay && self.timeouts.ctrlr_loss_sec == 0 && self.waiters.borrow().is_empty() {
+            // Its caller has something to do at the target before a next session may begin, and asks for it then.
+            return self.give_up().await;
+        }
         let mut quick = QUICK_RETRY_NS;
         while !self.is_deleting() {
             self.state.set(State::Resetting);

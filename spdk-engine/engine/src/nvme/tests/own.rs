@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{DATA, HOST, NQN, WRITE, bufs, engine, exercise, get, pattern, put, start};
 use crate::bdev::registry::BdevEvent;
 use crate::bdev::{IoOp, PathState};
+use crate::reactor::driver::NANOS_PER_MS;
 use crate::rpc::{RpcError, RpcResult};
 
 #[test]
@@ -103,6 +104,22 @@ fn held_io_is_replayed_on_the_next_session() {
         assert_eq!(statuses, (Status::SUCCESS, Status::SUCCESS));
         assert_eq!(bytes, [pattern(2, 4096), pattern(3, 4096)].concat());
         engine.until_state(|state| state == "enabled").await;
+    });
+}
+
+/// A caller that replays by itself and gave no timeouts has to ask for every session.
+#[test]
+fn without_replay_and_timeouts_a_session_begins_only_by_a_reset() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        engine.attach(json!({ "addax_no_replay": true })).await;
+        engine.listener(false).await;
+        engine.until_state(|state| state == "failed").await;
+        engine.listener(true).await;
+        engine.app.core().sleep(100 * NANOS_PER_MS).await;
+        assert_eq!(engine.state().await, "failed");
+        engine.ok("bdev_nvme_reset_controller", json!({ "name": "N" })).await;
+        assert_eq!(engine.state().await, "enabled");
     });
 }
 
