@@ -247,8 +247,12 @@ impl Conn {
     fn retry_buffers(self: &Rc<Self>, core: &Core) {
         self.retry_armed.set(false);
         self.session.borrow_mut().retry_buffers();
-        self.pump(core);
-        self.after_pump(core);
+        // A turn takes only so much, and the socket may have nothing to say any more: the rest is for the next turns.
+        if self.pump(core) == Polled::Worked
+            && let Some(watch) = self.watch.get()
+        {
+            core.poll_again(watch);
+        }
     }
 
     fn step(&self) -> Step {

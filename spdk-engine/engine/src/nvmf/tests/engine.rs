@@ -77,6 +77,15 @@ impl Engine {
         engine
     }
 
+    /// As [`Self::with_namespace`], over a device whose I/O ends only while the gate is open.
+    pub fn with_gate() -> (Self, Gate) {
+        let engine = Self::start();
+        let gate = engine.add_gated("G0");
+        engine.ok("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "G0" } }));
+        engine.ok("nvmf_subsystem_add_host", json!({ "nqn": SUBSYSTEM, "host": HOST }));
+        (engine, gate)
+    }
+
     pub fn address(&self) -> Value {
         json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": self.addr.port().to_string() })
     }

@@ -8,19 +8,11 @@ use nvme_wire::property::{Configuration, ControllerStatus, offset};
 use nvme_wire::{DISCOVERY_NQN, IoCommand, Sgl, Sqe, Status};
 use serde_json::{Value, json};
 
-use super::engine::{Engine, Gate, HOST, PATIENCE, SUBSYSTEM};
+use super::engine::{Engine, HOST, PATIENCE, SUBSYSTEM};
 use super::host::{Controller, Queue};
 
 fn read() -> Sqe {
     IoCommand::Read(BlockRange::new(0, 1)).to_sqe(0, 1, Sgl::transport(512))
-}
-
-fn gated() -> (Engine, Gate) {
-    let engine = Engine::start();
-    let gate = engine.add_gated("G0");
-    engine.ok("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "G0" } }));
-    engine.ok("nvmf_subsystem_add_host", json!({ "nqn": SUBSYSTEM, "host": HOST }));
-    (engine, gate)
 }
 
 /// A queue with one read that hangs in the device.
@@ -61,7 +53,7 @@ fn nobody_is_admitted_unless_listed() {
 
 #[test]
 fn a_removed_host_is_gone_only_when_its_io_is() {
-    let (engine, gate) = gated();
+    let (engine, gate) = Engine::with_gate();
     let mut controller = Controller::connect(engine.addr);
     let mut queue = hanging(&controller, 1);
     let params = json!({ "nqn": SUBSYSTEM, "host": HOST });
@@ -80,7 +72,7 @@ fn a_removed_host_is_gone_only_when_its_io_is() {
 
 #[test]
 fn a_removal_that_cannot_drain_says_so() {
-    let (engine, gate) = gated();
+    let (engine, gate) = Engine::with_gate();
     let controller = Controller::connect(engine.addr);
     let _queue = hanging(&controller, 1);
     let params = json!({ "nqn": SUBSYSTEM, "host": HOST, "timeout_ms": 1 });
@@ -91,7 +83,7 @@ fn a_removal_that_cannot_drain_says_so() {
 
 #[test]
 fn a_removed_namespace_is_gone_only_when_its_io_is() {
-    let (engine, gate) = gated();
+    let (engine, gate) = Engine::with_gate();
     let controller = Controller::connect(engine.addr);
     let mut queue = hanging(&controller, 1);
     let removal = engine.begin("nvmf_subsystem_remove_ns", json!({ "nqn": SUBSYSTEM, "nsid": 1 }));
@@ -106,7 +98,7 @@ fn a_removed_namespace_is_gone_only_when_its_io_is() {
 
 #[test]
 fn a_device_that_goes_away_takes_its_namespace_along() {
-    let (engine, gate) = gated();
+    let (engine, gate) = Engine::with_gate();
     let controller = Controller::connect(engine.addr);
     let mut queue = hanging(&controller, 1);
     let gone = engine.begin_unregister("G0");
@@ -122,7 +114,7 @@ fn a_device_that_goes_away_takes_its_namespace_along() {
 #[test]
 fn listeners_and_subsystems_drain_too() {
     for method in ["nvmf_subsystem_remove_listener", "nvmf_delete_subsystem"] {
-        let (engine, gate) = gated();
+        let (engine, gate) = Engine::with_gate();
         let controller = Controller::connect(engine.addr);
         let mut queue = hanging(&controller, 1);
         let mut params = json!({ "nqn": SUBSYSTEM });
@@ -141,7 +133,7 @@ fn listeners_and_subsystems_drain_too() {
 
 #[test]
 fn a_new_connection_waits_for_what_the_old_one_brought_in() {
-    let (engine, gate) = gated();
+    let (engine, gate) = Engine::with_gate();
     let old = Controller::connect(engine.addr);
     let mut queue = hanging(&old, 1);
     let addr = engine.addr;
@@ -158,7 +150,7 @@ fn a_new_connection_waits_for_what_the_old_one_brought_in() {
 
 #[test]
 fn a_reset_closes_io_queues_and_drains_them() {
-    let (engine, gate) = gated();
+    let (engine, gate) = Engine::with_gate();
     let mut controller = Controller::connect(engine.addr);
     let mut queue = hanging(&controller, 1);
     let disabled = Configuration { enable: false, ..Configuration::enabled() };

@@ -1,5 +1,7 @@
 //! I/O commands from end to end.
 
+use std::collections::BTreeSet;
+
 use nvme_wire::command::{BlockRange, DsmRange, Fuse};
 use nvme_wire::{IoCommand, Sgl, Status};
 
@@ -110,4 +112,21 @@ fn more_at_once_than_there_are_buffers() {
             assert_eq!((cqe.status(), data.len()), (Status::SUCCESS, 131_072));
         }
     }
+}
+
+#[test]
+fn what_waited_for_buffers_is_executed_without_another_word_from_the_host() {
+    const BYTES: u32 = 128 << 10;
+    let (engine, gate) = Engine::with_gate();
+    let controller = Controller::connect(engine.addr);
+    let mut queue = controller.io_queue(1);
+    // More than there are large buffers for, and more than one turn moves.
+    let read = IoCommand::Read(BlockRange::new(0, BYTES / 512)).to_sqe(0, 1, Sgl::transport(BYTES));
+    let cids: BTreeSet<u16> = (0..30).map(|_| queue.send(read, &[])).collect();
+    // Its answer shows that the reads before it were taken.
+    queue.send(IoCommand::Flush.to_sqe(0, 9, Sgl::NONE), &[]);
+    assert!(queue.wait().unwrap().0.status().is(Status::INVALID_NAMESPACE));
+    gate.open();
+    let ended: BTreeSet<u16> = cids.iter().map(|_| queue.wait().unwrap().0.cid.get()).collect();
+    assert_eq!(ended, cids);
 }
