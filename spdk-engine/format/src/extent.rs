@@ -42,15 +42,7 @@ impl Run {
 
     /// The runs in a descriptor of type [`kind::EXTENT_RLE`]. Runs of length 0 are left out.
     pub fn parse(raw: &Raw) -> Result<Vec<Run>, DescriptorError> {
-        let length = raw.payload.len();
-        if length == 0 || !length.is_multiple_of(8) {
-            return Err(DescriptorError::Length {
-                at: raw.at,
-                kind: raw.kind,
-                length,
-                allowed: "a multiple of 8, not 0",
-            });
-        }
+        check_pairs(raw)?;
         let runs = raw.payload.chunks_exact(8).map(|c| Run { cluster: u32_at(c, 0), length: u32_at(c, 4) });
         Ok(runs.filter(|run| run.length != 0).collect())
     }
@@ -131,15 +123,7 @@ impl ExtentTable {
 
     /// One descriptor's part of a table: its `num_clusters` and entries, as they are.
     pub fn parse_piece(raw: &Raw) -> Result<(u64, Vec<TableRun>), DescriptorError> {
-        let length = raw.payload.len();
-        if length == 0 || !length.is_multiple_of(8) {
-            return Err(DescriptorError::Length {
-                at: raw.at,
-                kind: raw.kind,
-                length,
-                allowed: "a multiple of 8, not 0",
-            });
-        }
+        check_pairs(raw)?;
         let entries = raw.payload[8..].chunks_exact(8);
         Ok((u64_at(raw.payload, 0), entries.map(|c| TableRun { page: u32_at(c, 0), count: u32_at(c, 4) }).collect()))
     }
@@ -242,4 +226,14 @@ impl ExtentPage {
         put(page.descriptors_mut(), 0, &bytes);
         page
     }
+}
+
+/// Refuses a payload that is not made of pairs of 32-bit numbers.
+fn check_pairs(raw: &Raw) -> Result<(), DescriptorError> {
+    let length = raw.payload.len();
+    if length == 0 || !length.is_multiple_of(8) {
+        let allowed = "a multiple of 8, not 0";
+        return Err(DescriptorError::Length { at: raw.at, kind: raw.kind, length, allowed });
+    }
+    Ok(())
 }

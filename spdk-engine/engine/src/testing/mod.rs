@@ -5,6 +5,7 @@
 //! new world over the same media is the machine after a crash.
 
 pub mod disk;
+pub mod io;
 
 use std::cell::Cell;
 use std::os::fd::RawFd;

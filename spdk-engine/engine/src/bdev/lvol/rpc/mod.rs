@@ -30,6 +30,14 @@ pub fn register(m: &mut Methods) {
     copy::register(m);
 }
 
+/// Parameters of `bdev_lvol_rename` and `bdev_lvol_rename_lvstore`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rename {
+    old_name: String,
+    new_name: String,
+}
+
 /// What fails after it has begun.
 fn failed(error: &Error) -> RpcError {
     tracing::warn!(%error, "lvol call failed");

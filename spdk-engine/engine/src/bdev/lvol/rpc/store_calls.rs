@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{StoreClear, check_name, failed, find_store, late};
+use super::{Rename, StoreClear, check_name, failed, find_store, late};
 use crate::app::App;
 use crate::bdev::lvol::owner::{End, Open};
 use crate::bdev::lvol::stores::{Lvols, OpenError};
@@ -77,13 +77,6 @@ async fn create(app: &App, params: Option<Value>) -> RpcResult {
             Err(late(error.errno()))
         }
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Rename {
-    old_name: String,
-    new_name: String,
 }
 
 async fn rename(app: &App, params: Option<Value>) -> RpcResult {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{VolumeClear, check_name, failed, find_store, find_volume, late};
+use super::{Rename, VolumeClear, check_name, failed, find_store, find_volume, late};
 use crate::app::App;
 use crate::bdev::lvol::owner::{NewVolume, Owned};
 use crate::bdev::lvol::shared::unique_id;
@@ -158,13 +158,6 @@ async fn clone_bdev(app: &App, params: Option<Value>) -> RpcResult {
         Ok(describe(&owned, &[Some(clone.id())]))
     });
     made.await.map_err(|e| failed(&e)).map(|made| applied(&lvols, &store, made))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Rename {
-    old_name: String,
-    new_name: String,
 }
 
 async fn rename(app: &App, params: Option<Value>) -> RpcResult {

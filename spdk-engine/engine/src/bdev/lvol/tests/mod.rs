@@ -13,17 +13,17 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use addax_hugepages::{Buf, BufPool, ClassConfig, Hugepages, MapPolicy, PoolConfig};
-use futures::channel::oneshot;
+use addax_hugepages::{BufPool, ClassConfig, Hugepages, MapPolicy, PoolConfig};
 use serde_json::{Value, json};
 
 use crate::app::{App, Options, Phase};
 use crate::bdev::registry::Entry;
-use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, examine};
+use crate::bdev::{Bufs, Chan, IoOp, IoStatus, examine};
 use crate::reactor::driver::NANOS_PER_S;
 use crate::reactor::{Core, CoreId};
 use crate::rpc::{Methods, RpcResult};
 use crate::start::{StartConfig, run};
+use crate::testing::io::{bufs, start};
 
 /// Far beyond what anything here takes; only to end a test that hangs.
 const PATIENCE_NS: u64 = 120 * NANOS_PER_S;
@@ -162,30 +162,8 @@ impl Engine {
     }
 }
 
-struct Waiter(RefCell<Option<oneshot::Sender<IoStatus>>>);
-
-impl IoSink for Waiter {
-    fn io_done(self: Rc<Self>, _core: &Core, _tag: u64, status: IoStatus) {
-        if let Some(sender) = self.0.borrow_mut().take() {
-            let _ = sender.send(status);
-        }
-    }
-}
-
-/// Submits an I/O; its status comes when awaited.
-fn start(core: &Core, chan: &Chan, op: IoOp, lba: u64, blocks: u64, bufs: Bufs) -> oneshot::Receiver<IoStatus> {
-    let (sender, receiver) = oneshot::channel();
-    let sink = Rc::new(Waiter(RefCell::new(Some(sender))));
-    chan.submit(core, Io::new(op, lba, blocks, bufs, sink, 0));
-    receiver
-}
-
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u64 * 7 + seed * 13 + i as u64 / 509) as u8 | 1).collect()
-}
-
-fn bufs(bytes: &[u8]) -> Bufs {
-    bytes.chunks(100 << 10).map(|part| Buf::copy_of(part).into_slice()).collect()
 }
 
 async fn put(core: &Core, chan: &Chan, op: IoOp, lba: u64, bytes: &[u8]) -> IoStatus {
