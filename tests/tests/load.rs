@@ -177,7 +177,6 @@ fn a_slow_device_holds_nobody_up() {
 }
 
 #[test]
-#[ignore = "the other volume keeps its share, but a new host of the slow device does not get all of its own I/O done in time"]
 fn a_slow_device_holds_no_large_io_up() {
     beside_a_slow_device("128k", "randwrite");
     beside_a_slow_device("128k", "randread");
