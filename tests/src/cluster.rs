@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::disk_image;
 use crate::programs::program;
 
 /// NQN of the host that the tests are.
@@ -33,6 +34,8 @@ pub struct LocalCluster {
     folder: TempDir,
     nodes: u32,
     port: u16,
+    /// More arguments of `addax up`.
+    up: Vec<String>,
     /// Locked; the lock goes with the file.
     _turn: File,
 }
@@ -43,12 +46,21 @@ impl LocalCluster {
     /// # Errors
     /// When a program is not built or `addax up` fails.
     pub fn up(nodes: u32) -> Result<Self> {
+        Self::up_with(nodes, &[])
+    }
+
+    /// As [`Self::up`], with more arguments of `addax up`.
+    ///
+    /// # Errors
+    /// As [`Self::up`].
+    pub fn up_with(nodes: u32, more: &[&str]) -> Result<Self> {
         let turn = File::create(std::env::temp_dir().join("addax-e2e.lock"))?;
         turn.lock()?;
         // Below the range from which the kernel takes ports of its own, and another one for every test program.
         let port = 12_000 + u16::try_from(std::process::id() % 10_000)?;
         let folder = tempfile::Builder::new().prefix("addax-e2e-").tempdir()?;
-        let cluster = Self { folder, nodes, port, _turn: turn };
+        let up = more.iter().map(|arg| (*arg).to_owned()).collect();
+        let cluster = Self { folder, nodes, port, up, _turn: turn };
         cluster.up_again()?;
         Ok(cluster)
     }
@@ -59,7 +71,9 @@ impl LocalCluster {
     /// With what it printed.
     pub fn up_again(&self) -> Result<()> {
         let (nodes, port) = (self.nodes.to_string(), self.port.to_string());
-        self.cli(&["-q", "up", "--nodes", &nodes, "--port", &port]).map(drop)
+        let mut args = vec!["-q", "up", "--nodes", &nodes, "--port", &port];
+        args.extend(self.up.iter().map(String::as_str));
+        self.cli(&args).map(drop)
     }
 
     /// The cluster's folder.
@@ -239,15 +253,22 @@ impl LocalCluster {
         }
     }
 
-    /// Whether the images of all copies are equal; the volume must be detached.
+    /// Whether all copies are equal; the volume must be detached, and the only one.
     ///
     /// # Errors
     /// When they cannot be read, or are not as many as asked for.
     pub fn equal_images(&self, copies: usize) -> Result<bool> {
-        let images = self.images()?;
-        ensure!(images.len() == copies, "{} copies instead of {copies}", images.len());
-        let all = images.iter().map(fs::read).collect::<std::io::Result<Vec<Vec<u8>>>>()?;
+        let mut all = Vec::new();
+        for node in 1..=self.nodes {
+            all.extend(disk_image::lvols(&self.disk_file(&format!("node-{node}")))?.into_values());
+        }
+        ensure!(all.len() == copies, "{} copies instead of {copies}", all.len());
         Ok(all.windows(2).all(|pair| pair[0] == pair[1]))
+    }
+
+    /// The file that is the first disk of a node.
+    pub fn disk_file(&self, node: &str) -> PathBuf {
+        self.dir().join("nodes").join(node).join("disks/disk-1")
     }
 
     /// Starts a single program of the cluster: `apiserver`, or `agent` or `manager` of a node.
@@ -266,22 +287,6 @@ impl LocalCluster {
         fs::write(self.dir().join("run").join(format!("{name}.pid")), format!("{} {start}\n", child.id()))?;
         std::thread::spawn(move || child.wait_with_output());
         Ok(())
-    }
-
-    /// The images of a volume's copies.
-    ///
-    /// # Errors
-    /// When the folders cannot be read.
-    fn images(&self) -> Result<Vec<PathBuf>> {
-        let mut images = Vec::new();
-        for node in 1..=self.nodes {
-            let folder = self.dir().join(format!("nodes/node-{node}/disks/disk-1/replicas"));
-            for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
-                images.push(entry?.path());
-            }
-        }
-        images.retain(|path| path.extension().is_some_and(|ext| ext == "img"));
-        Ok(images)
     }
 
     /// The end of every log.

@@ -4,6 +4,7 @@
 //! need.
 
 pub mod cluster;
+pub mod disk_image;
 pub mod engine;
 pub mod guest;
 pub mod kube;

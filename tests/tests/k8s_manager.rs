@@ -81,7 +81,7 @@ impl Cluster {
         let config = ManagerConfig {
             node: node.to_owned(),
             agent_address: self.agents[node].address.to_string(),
-            default_disk: Some(("disk-1".to_owned(), DiskSpec::at("/disk-1"))),
+            default_disk: Some(("disk-1".to_owned(), DiskSpec::file("/disk-1", 100 << 30))),
             client,
             tls: Some(self.tls.clone()),
             namespace: NAMESPACE.to_owned(),

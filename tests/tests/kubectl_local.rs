@@ -96,9 +96,8 @@ fn remove(kubectl: &Kubectl, cluster: &LocalCluster) {
     let left = kubectl.run(&["get", "replicas", "-l", "addax.io/volume=declared", "-o", "name"], "").unwrap();
     assert_eq!(left, "");
     for node in 1..=3 {
-        let replicas = cluster.dir().join(format!("nodes/node-{node}/disks/disk-1/replicas"));
-        let names = std::fs::read_dir(replicas).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-        let names: Vec<String> = names.filter(|name| name.starts_with("declared-")).collect();
+        let lvols = e2e::disk_image::lvols(&cluster.disk_file(&format!("node-{node}"))).unwrap();
+        let names: Vec<String> = lvols.into_keys().filter(|name| name.starts_with("declared-")).collect();
         assert!(names.is_empty(), "data is left: {names:?}");
     }
 }

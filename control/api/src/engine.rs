@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
 use crate::types::{Address, DesiredState, InstanceState, ReplicaAddress, is_default};
+use crate::volume::Consistency;
 
 /// Condition: whether the engine could be started.
 pub const CONDITION_INSTANCE_READY: &str = "InstanceReady";
@@ -95,6 +96,10 @@ pub struct EngineStatus {
     /// The epoch under which it serves.
     #[serde(default, skip_serializing_if = "is_default")]
     pub epoch: u64,
+
+    /// What it promises about acknowledged writes; absent while it does not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consistency: Option<Consistency>,
 
     /// Its view of each replica.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -21,6 +21,11 @@ pub fn engine_host_nqn(volume: &str, epoch: u64, instance: &str) -> String {
     format!("{NQN_PREFIX}:engine:{volume}:{epoch}:{instance}")
 }
 
+/// The host name under which a node connects to a remote namespace that is one of its disks.
+pub fn disk_host_nqn(node: &str, disk: &str) -> String {
+    format!("{NQN_PREFIX}:disk:{node}:{disk}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -163,6 +163,10 @@ pub struct VolumeStatus {
     #[serde(default, rename = "currentNodeID", skip_serializing_if = "String::is_empty")]
     pub current_node_id: String,
 
+    /// What holds for acknowledged writes; absent while no engine runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consistency: Option<Consistency>,
+
     /// Where hosts connect, while attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
@@ -176,6 +180,18 @@ pub struct VolumeStatus {
     #[schemars(length(max = 32))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// What an engine promises about acknowledged writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Consistency {
+    /// An acknowledged write is never lost and never read back stale: the record is changed before an acknowledgement
+    /// that rests on the change.
+    Guaranteed,
+    /// The engine is a stock data plane's raid1: it acknowledges writes before the loss of a copy is recorded. When the
+    /// engine and the copies that are left fail within that moment, a copy without these writes may be taken for good.
+    BestEffort,
 }
 
 /// Where a volume is in its life.

@@ -2,20 +2,23 @@
 //!
 //! *Flow.* Three nodes up ─▶ a volume with three replicas, attached ─▶ writes with verification over NVMe/TCP ─▶ a replica's
 //! engine killed ─▶ the attached node's engine killed ─▶ degraded, rebuilt, healthy ─▶ everything read back ─▶ detached ─▶
-//! each replica read by itself: right, and byte for byte equal to the others ─▶ down, and nothing left.
+//! all replicas byte for byte equal, and each one right when its disk is served by itself ─▶ down, and nothing left.
 //!
 //! *When things fail.* Any mismatch, any I/O error and any wait that takes too long ends it with an error and a non-zero
 //! exit code; processes and files are removed all the same (`--keep` keeps the files).
 
 use std::fs::File;
-use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use addax_api::volume::Robustness;
+use addax_api::volume::{Consistency, Robustness};
 use addax_api::{Replica, Volume, VolumeSpec};
 use anyhow::{Context, Result, bail, ensure};
+use blobstore_format::image::{Image, Mode};
+use blobstore_format::read::ReadFn;
+use blobstore_format::{BlobId, ReadAt};
 use clap::Args;
 use kube::api::ListParams;
 use kube::{Client, ResourceExt};
@@ -24,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cluster::layout::{Cluster, Layout};
+use crate::cluster::layout::{Cluster, DataPlaneChoice, Layout};
 use crate::cluster::process::Daemon;
 use crate::cluster::{self, UpOptions};
 use crate::output::bytes;
@@ -49,6 +52,9 @@ pub struct DemoArgs {
     /// Data to write.
     #[arg(long, default_value = "512MiB", value_parser = crate::output::parse_size)]
     write: i64,
+    /// A stock spdk_tgt as the data plane of a node, or of all; may be repeated.
+    #[arg(long, value_name = "[NODE=]PROGRAM")]
+    data_plane: Vec<DataPlaneChoice>,
     /// Keep the cluster's folder.
     #[arg(long)]
     keep: bool,
@@ -89,10 +95,14 @@ pub async fn run(args: DemoArgs) -> Result<()> {
 }
 
 async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<()> {
-    let options = UpOptions { nodes: Some(3), data_port: 4420, quiet: true };
+    let data_planes = args.data_plane.clone();
+    let options = UpOptions { nodes: Some(3), data_port: 4420, disk_size: None, data_planes, quiet: true };
     let cluster = cluster::up(layout, &options).await?;
     let client = cluster::client(layout).await?;
-    timeline.tell("3 nodes are ready, each with its own address, manager, agent and engine");
+    timeline.tell("3 nodes are ready, each with its own address, manager, agent, engine and disk");
+    for node in cluster.nodes.iter().filter(|node| node.data_plane.is_some()) {
+        timeline.tell(format!("{} runs a stock data plane", node.name));
+    }
     volume::create(&client, VOLUME, VolumeSpec::with_size(args.size)).await?;
     volume::wait_created(&client, VOLUME, PATIENCE).await?;
     timeline.tell(format!("volume {VOLUME:?} of {} is declared, with 3 replicas", bytes(args.size)));
@@ -100,6 +110,7 @@ async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<(
     let endpoint = volume::attach(&client, VOLUME, &node, &[HOST.to_owned()], PATIENCE).await?;
     let target = format!("{}:{}", endpoint.traddr, endpoint.trsvcid);
     timeline.tell(format!("attached to {node}, served at {target}"));
+    tell_consistency(&client, timeline).await?;
 
     let log = layout.dir().join("writes.log");
     let size = args.write.to_string();
@@ -117,9 +128,18 @@ async fn play(layout: &Layout, args: &DemoArgs, timeline: &Timeline) -> Result<(
     volume::detach(&client, VOLUME, PATIENCE).await?;
     timeline.tell("detached: drained, flushed, recorded as clean");
 
-    let files = replica_files(&client, layout).await?;
+    let copies = copies(&client, layout).await?;
     cluster::down(layout, false).await?;
-    check_replicas(layout, &files, &log, timeline).await
+    check_replicas(layout, &copies, &log, timeline).await
+}
+
+/// What the volume promises, where that is less than it could be.
+async fn tell_consistency(client: &Client, timeline: &Timeline) -> Result<()> {
+    let volume = api::<Volume>(client).get(VOLUME).await.map_err(api_error)?;
+    if volume.status.and_then(|status| status.consistency) == Some(Consistency::BestEffort) {
+        timeline.tell("consistency: bestEffort, since a stock raid1 does not wait for the record");
+    }
+    Ok(())
 }
 
 /// Kills a replica's engine, then the attached node's, while the load runs.
@@ -230,28 +250,35 @@ fn tell_report(timeline: &Timeline, what: &str, report: &Value) {
     }
 }
 
-async fn replica_files(client: &Client, layout: &Layout) -> Result<Vec<(String, PathBuf)>> {
+/// A copy of the volume: an lvol on a disk file.
+struct Copy {
+    name: String,
+    disk: PathBuf,
+}
+
+async fn copies(client: &Client, layout: &Layout) -> Result<Vec<Copy>> {
     let of_volume = ListParams::default().labels(&format!("{}={VOLUME}", addax_api::LABEL_VOLUME));
     let replicas = api::<Replica>(client).list(&of_volume).await.map_err(api_error)?;
-    let files: Vec<_> = replicas
-        .iter()
-        .map(|r| {
-            let disk = layout.node_dir(&r.spec.node_id).join("disks").join(&r.spec.disk_id);
-            (r.name_any(), disk.join("replicas").join(format!("{}.img", r.name_any())))
-        })
-        .collect();
-    ensure!(files.len() == 3, "{} replicas instead of 3", files.len());
-    Ok(files)
+    let copies: Vec<Copy> =
+        replicas.iter().map(|r| Copy { name: r.name_any(), disk: layout.disk_file(&r.spec.node_id) }).collect();
+    ensure!(copies.len() == 3, "{} replicas instead of 3", copies.len());
+    Ok(copies)
 }
 
 /// Serves each replica by itself and verifies it, then compares all of them byte by byte.
-async fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path, timeline: &Timeline) -> Result<()> {
+async fn check_replicas(layout: &Layout, copies: &[Copy], log: &Path, timeline: &Timeline) -> Result<()> {
+    let images = copies.iter().map(open_image).collect::<Result<Vec<_>>>()?;
+    for (copy, image) in copies.iter().zip(&images).skip(1) {
+        ensure!(equal(&copies[0].name, &images[0], &copy.name, image)?, "{} and {} differ", copies[0].name, copy.name);
+    }
+    timeline.tell("all 3 replicas are equal, byte for byte");
     let port = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
         listener.local_addr()?.port()
     };
     let config = layout.dir().join("replicas.json");
-    std::fs::write(&config, serve_config(files, port).to_string())?;
+    let stores: Vec<String> = images.iter().map(|image| image.names.name.clone()).collect();
+    std::fs::write(&config, serve_config(copies, &stores, port).to_string())?;
     let mut engine = Command::new(sibling("addax-engine")?)
         .arg("-r")
         .arg(layout.run().join("replicas.sock"))
@@ -261,24 +288,18 @@ async fn check_replicas(layout: &Layout, files: &[(String, PathBuf)], log: &Path
         .kill_on_drop(true)
         .spawn()
         .context("start addax-engine")?;
-    let checked = check_each(files, log, port, timeline).await;
+    let checked = check_each(copies, log, port, timeline).await;
     let _ = engine.kill().await;
-    checked?;
-    let first = &files[0];
-    for other in &files[1..] {
-        ensure!(equal(&first.1, &other.1)?, "{} and {} differ", first.0, other.0);
-    }
-    timeline.tell("all 3 replicas are equal, byte for byte");
-    Ok(())
+    checked
 }
 
-async fn check_each(files: &[(String, PathBuf)], log: &Path, port: u16, timeline: &Timeline) -> Result<()> {
+async fn check_each(copies: &[Copy], log: &Path, port: u16, timeline: &Timeline) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(10);
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
         ensure!(Instant::now() < until, "the replicas are not served in time");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    for (name, _) in files {
+    for Copy { name, .. } in copies {
         let nqn = addax_api::nqn::replica_nqn(name);
         let report = finish(perf(&format!("127.0.0.1:{port}"), &nqn, log, &CHECK)?, name).await?;
         tell_report(timeline, &format!("{name}, read by itself"), &report);
@@ -286,36 +307,58 @@ async fn check_each(files: &[(String, PathBuf)], log: &Path, port: u16, timeline
     Ok(())
 }
 
-fn serve_config(files: &[(String, PathBuf)], port: u16) -> Value {
+/// The disks, and each replica's lvol behind a subsystem of its own.
+fn serve_config(copies: &[Copy], stores: &[String], port: u16) -> Value {
     let mut bdevs = Vec::new();
     let mut nvmf = vec![json!({ "method": "nvmf_create_transport", "params": { "trtype": "TCP" } })];
-    for (name, path) in files {
+    for (Copy { name, disk }, store) in copies.iter().zip(stores) {
         let nqn = addax_api::nqn::replica_nqn(name);
-        let file = json!({ "name": name, "filename": path, "block_size": 4096 });
+        let file = json!({ "name": format!("d.{name}"), "filename": disk, "block_size": 4096 });
         bdevs.push(json!({ "method": "bdev_uring_create", "params": file }));
         let subsystem = json!({ "nqn": nqn, "serial_number": "REPLICA", "allow_any_host": true });
         nvmf.push(json!({ "method": "nvmf_create_subsystem", "params": subsystem }));
-        let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": name } });
+        let namespace = json!({ "nqn": nqn, "namespace": { "bdev_name": format!("{store}/{name}") } });
         nvmf.push(json!({ "method": "nvmf_subsystem_add_ns", "params": namespace }));
         let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string() });
         let listener = json!({ "nqn": nqn, "listen_address": address });
         nvmf.push(json!({ "method": "nvmf_subsystem_add_listener", "params": listener }));
     }
+    bdevs.push(json!({ "method": "bdev_wait_for_examine" }));
     json!({ "subsystems": [{ "subsystem": "bdev", "config": bdevs }, { "subsystem": "nvmf", "config": nvmf }] })
 }
 
-fn equal(a: &Path, b: &Path) -> Result<bool> {
-    let (mut a, mut b) = (File::open(a)?, File::open(b)?);
+/// A disk's lvstore, read without any engine.
+fn open_image(copy: &Copy) -> Result<Image<impl ReadAt>> {
+    let file = File::open(&copy.disk).with_context(|| format!("open {}", copy.disk.display()))?;
+    let size = file.metadata()?.len();
+    let source = ReadFn { size, read: move |offset, buf: &mut [u8]| file.read_exact_at(buf, offset) };
+    Image::open(source, Mode::AsMarked).with_context(|| format!("{} is no lvstore", copy.disk.display()))
+}
+
+/// An lvol and its size in bytes.
+fn find_lvol(image: &Image<impl ReadAt>, name: &str) -> Result<(BlobId, u64)> {
+    let lvol = image.find(name).with_context(|| format!("there is no lvol {name}"))?;
+    Ok((lvol.id, image.size(lvol)))
+}
+
+fn equal(a: &str, image_a: &Image<impl ReadAt>, b: &str, image_b: &Image<impl ReadAt>) -> Result<bool> {
+    let lvol_a = find_lvol(image_a, a)?;
+    let lvol_b = find_lvol(image_b, b)?;
+    if lvol_a.1 != lvol_b.1 {
+        return Ok(false);
+    }
     let (mut left, mut right) = (vec![0u8; 1 << 20], vec![0u8; 1 << 20]);
-    loop {
-        let count = a.read(&mut left)?;
-        if count == 0 {
-            return Ok(b.read(&mut right)? == 0);
-        }
-        if b.read_exact(&mut right[..count]).is_err() || left[..count] != right[..count] {
+    let mut at = 0;
+    while at < lvol_a.1 {
+        let count = usize::try_from(lvol_a.1 - at).unwrap_or(usize::MAX).min(left.len());
+        image_a.read(lvol_a.0, at, &mut left[..count], &())?;
+        image_b.read(lvol_b.0, at, &mut right[..count], &())?;
+        if left[..count] != right[..count] {
             return Ok(false);
         }
+        at += count as u64;
     }
+    Ok(true)
 }
 
 fn show_logs(layout: &Layout) {

@@ -15,8 +15,9 @@ use anyhow::Result;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::cluster::UpOptions;
-use crate::cluster::layout::Layout;
+use crate::cluster::layout::{DataPlaneChoice, Layout};
 use crate::output::Format;
+use crate::serve::DataPlaneArgs;
 
 /// Replicated block storage for Kubernetes and plain Linux hosts.
 #[derive(Debug, Parser)]
@@ -50,6 +51,13 @@ enum Command {
         /// First NVMe/TCP port to try.
         #[arg(long, default_value_t = 4420)]
         port: u16,
+        /// Size of each node's disk, a sparse file; what the file system has, unless given.
+        #[arg(long, value_parser = output::parse_size)]
+        disk_size: Option<i64>,
+        /// A stock spdk_tgt as the data plane of a node, or of all; may be repeated. What is lost where it serves volumes
+        /// stands in their status.
+        #[arg(long, value_name = "[NODE=]PROGRAM")]
+        data_plane: Vec<DataPlaneChoice>,
     },
     /// End the local cluster's processes; its data stays.
     #[command(after_help = "Example: addax down --delete")]
@@ -62,6 +70,11 @@ enum Command {
     Volume {
         #[command(subcommand)]
         verb: verbs::volume::VolumeVerb,
+    },
+    /// Disks of nodes.
+    Disk {
+        #[command(subcommand)]
+        verb: verbs::disk::DiskVerb,
     },
     /// Nodes.
     Node {
@@ -104,9 +117,12 @@ struct NodeArgs {
 struct AgentArgs {
     #[command(flatten)]
     node: NodeArgs,
-    /// Data plane to run instead of the addax-engine beside this program: an spdk_tgt, for a node that holds replicas only.
+    /// Data plane to run instead of the addax-engine beside this program: a stock spdk_tgt.
     #[arg(long, value_name = "PROGRAM")]
     data_plane: Option<PathBuf>,
+    /// JSON-RPC socket of a data plane that somebody else runs: it is used, never started or ended.
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["data_plane", "data_plane_arg"])]
+    data_plane_socket: Option<PathBuf>,
     /// One more argument for the data plane; may be repeated.
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     data_plane_arg: Vec<String>,
@@ -131,9 +147,9 @@ fn main() -> ExitCode {
 async fn run(cli: Cli) -> Result<()> {
     let layout = Layout::new(cli.dir.clone());
     match cli.command {
-        Command::Up { nodes, port } => {
+        Command::Up { nodes, port, disk_size, data_plane } => {
             let layout = layout?;
-            let options = UpOptions { nodes, data_port: port, quiet: cli.quiet };
+            let options = UpOptions { nodes, data_port: port, disk_size, data_planes: data_plane, quiet: cli.quiet };
             let cluster = cluster::up(&layout, &options).await?;
             if !cli.quiet {
                 println!("{} nodes are ready", cluster.nodes.len());
@@ -145,6 +161,9 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Volume { verb } => {
             verbs::volume::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output, cli.quiet).await
         }
+        Command::Disk { verb } => {
+            verbs::disk::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output, cli.quiet).await
+        }
         Command::Node { verb } => {
             verbs::node::run(&client(&layout?, cli.kubeconfig.as_deref()).await?, verb, cli.output).await
         }
@@ -155,7 +174,11 @@ async fn run(cli: Cli) -> Result<()> {
             Ok(())
         }
         Command::Apiserver => serve::apiserver(&layout?).await,
-        Command::Agent(args) => serve::agent(&layout?, &args.node.node, args.data_plane, args.data_plane_arg).await,
+        Command::Agent(args) => {
+            let AgentArgs { node, data_plane, data_plane_socket, data_plane_arg } = args;
+            let given = DataPlaneArgs { program: data_plane, args: data_plane_arg, socket: data_plane_socket };
+            serve::agent(&layout?, &node.node, given).await
+        }
         Command::Manager(args) => serve::manager(&layout?, &args.node).await,
     }
 }

@@ -12,6 +12,21 @@ use crate::cluster::pki::{self, Identity};
 
 /// Memory for I/O buffers of a local cluster's data planes, in MiB.
 const ENGINE_MEMORY_MIB: u32 = 64;
+/// Memory of another data plane, in MiB: the pools of a stock `spdk_tgt` do not fit into less.
+const STOCK_MEMORY_MIB: u32 = 1024;
+/// The bundled data plane.
+const ENGINE: &str = "addax-engine";
+
+/// Which data plane an agent is given.
+#[derive(Debug, Clone, Default)]
+pub struct DataPlaneArgs {
+    /// The program to run.
+    pub program: Option<std::path::PathBuf>,
+    /// More arguments for it.
+    pub args: Vec<String>,
+    /// The socket of one that somebody else runs.
+    pub socket: Option<std::path::PathBuf>,
+}
 
 /// Starts logging to standard error: quiet for verbs, `info` for programs that run on; `ADDAX_LOG` overrides.
 pub fn start_logging(resident: bool) {
@@ -63,33 +78,31 @@ async fn node_client(layout: &Layout, node: &str) -> Result<kube::Client> {
 }
 
 /// Runs a node's agent.
-pub async fn agent(
-    layout: &Layout,
-    name: &str,
-    data_plane: Option<std::path::PathBuf>,
-    data_plane_args: Vec<String>,
-) -> Result<()> {
+pub async fn agent(layout: &Layout, name: &str, given: DataPlaneArgs) -> Result<()> {
     let cluster = layout.require()?;
     let node = cluster.node(name)?;
     let identity = Identity::of(&layout.pki(), name);
-    let program = match data_plane {
-        Some(program) => program,
-        None => std::env::current_exe()?.with_file_name("addax-engine"),
-    };
+    let bundled = std::env::current_exe()?.with_file_name(ENGINE);
+    let chosen = given.program.or_else(|| node.data_plane.clone()).unwrap_or(bundled);
+    let is_bundled = chosen.file_name().is_some_and(|name| name == ENGINE);
+    let mut extra_args = given.args;
+    if !is_bundled {
+        // Nodes of a local cluster may have to share cores.
+        extra_args.push("--disable-cpumask-locks".to_owned());
+    }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let index = cluster.nodes.iter().position(|n| n.name == name).unwrap_or(0);
     let config = addax_agent::AgentConfig {
         node: name.to_owned(),
         listen: cluster.agent_address(node),
-        disks: [("disk-1".to_owned(), layout.node_dir(name).join("disks").join("disk-1"))].into(),
         data_plane: addax_agent::DataPlaneConfig {
-            program,
+            program: given.socket.is_none().then_some(chosen),
             address: std::net::SocketAddr::new(node.address, cluster.data_port),
-            rpc_socket: layout.engine_socket(name),
+            rpc_socket: given.socket.unwrap_or_else(|| layout.engine_socket(name)),
             cores: format!("[{}]", index % processors),
-            memory_mib: ENGINE_MEMORY_MIB,
+            memory_mib: if is_bundled { ENGINE_MEMORY_MIB } else { STOCK_MEMORY_MIB },
             hugepages: false,
-            extra_args: data_plane_args,
+            extra_args,
         },
         runtime_dir: layout.node_dir(name).join("agent"),
         tls: Some(addax_agent::tls::TlsFiles {
@@ -109,11 +122,14 @@ pub async fn manager(layout: &Layout, name: &str) -> Result<()> {
     let cluster = layout.require()?;
     let node = cluster.node(name)?;
     let (ca_pem, cert_pem, key_pem) = Identity::of(&layout.pki(), name).read()?;
-    let disk = layout.node_dir(name).join("disks").join("disk-1");
+    let disk = layout.disk_file(name);
     let config = addax_manager::ManagerConfig {
         node: name.to_owned(),
         agent_address: cluster.agent_address(node).to_string(),
-        default_disk: Some(("disk-1".to_owned(), addax_api::node::DiskSpec::at(&disk.to_string_lossy()))),
+        default_disk: Some((
+            "disk-1".to_owned(),
+            addax_api::node::DiskSpec::file(&disk.to_string_lossy(), cluster.disk_size),
+        )),
         client: node_client(layout, name).await?,
         tls: Some(addax_manager::TlsFiles { ca_pem, cert_pem, key_pem }),
         namespace: addax_api::NAMESPACE.to_owned(),

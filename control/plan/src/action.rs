@@ -17,6 +17,8 @@ use addax_api::{Engine, InstanceManager, Node, Replica, ReplicaAddress, Setting,
 use jiff::Timestamp;
 use serde_json::Value;
 
+use crate::observed::DiskWish;
+
 /// The kinds that plans are made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -191,6 +193,18 @@ pub enum Severity {
 /// only when the record's `retry_at` has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentCall {
+    /// Declare a disk, or change what is wanted of it.
+    PutDisk {
+        /// The disk's name on the node.
+        disk: String,
+        /// What is wanted.
+        wish: DiskWish,
+    },
+    /// Forget a disk; what it holds stays. The agent refuses while replicas are on it.
+    RemoveDisk {
+        /// The disk's name on the node.
+        disk: String,
+    },
     /// Start a replica.
     StartReplica {
         /// The replica.
@@ -263,6 +277,8 @@ pub enum AgentCall {
 /// What a call is about: failures are kept by it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CallTarget {
+    /// A disk, by its name on the node.
+    Disk(String),
     /// A replica, by its name.
     Replica(String),
     /// The engine of a volume, by the volume's name.
@@ -275,6 +291,7 @@ impl AgentCall {
     /// What the call is about.
     pub fn target(&self) -> CallTarget {
         match self {
+            AgentCall::PutDisk { disk, .. } | AgentCall::RemoveDisk { disk } => CallTarget::Disk(disk.clone()),
             AgentCall::StartReplica { name, .. }
             | AgentCall::StopReplica { name }
             | AgentCall::DeleteReplica { name, .. } => CallTarget::Replica(name.clone()),

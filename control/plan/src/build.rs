@@ -110,7 +110,7 @@ pub(crate) fn node(name: &str) -> NodeBuilder {
 
 impl NodeBuilder {
     pub(crate) fn disk(mut self, name: &str, size: i64) -> Self {
-        self.node.spec.disks.insert(name.to_owned(), DiskSpec::at(&format!("/disks/{name}")));
+        self.node.spec.disks.insert(name.to_owned(), DiskSpec::file(&format!("/disks/{name}"), 0));
         let mut status = DiskStatus { storage_maximum: size, storage_available: size, ..DiskStatus::default() };
         condition::set(&mut status.conditions, CONDITION_SCHEDULABLE, true, "Schedulable", "", at(0));
         self.node.status.get_or_insert_default().disk_status.insert(name.to_owned(), status);
@@ -124,9 +124,14 @@ impl NodeBuilder {
     }
 
     pub(crate) fn disk_off(mut self, name: &str) -> Self {
-        let mut spec = DiskSpec::at(name);
+        let mut spec = DiskSpec::file(name, 0);
         spec.allow_scheduling = false;
         self.node.spec.disks.insert(name.to_owned(), spec);
+        self
+    }
+
+    pub(crate) fn disk_status(mut self, name: &str, change: fn(&mut DiskStatus)) -> Self {
+        change(self.node.status.get_or_insert_default().disk_status.get_mut(name).unwrap());
         self
     }
 
@@ -183,10 +188,26 @@ pub(crate) fn agent(node: &str) -> AgentBuilder {
 
 impl AgentBuilder {
     pub(crate) fn disk(mut self, name: &str, size: i64) -> Self {
-        let disk =
-            AgentDisk { uuid: format!("disk-{name}"), size_bytes: size, available_bytes: size, error: String::new() };
+        let disk = AgentDisk {
+            uuid: format!("disk-{name}"),
+            size_bytes: size,
+            available_bytes: size,
+            block_bytes: 4096,
+            ..AgentDisk::default()
+        };
         self.view.disks.insert(name.to_owned(), disk);
         self
+    }
+
+    /// A disk that the agent was told of as the node's builder has it, and again after it was first seen.
+    pub(crate) fn known_disk(self, name: &str, size: i64) -> Self {
+        let mut known = self.disk(name, size);
+        if let Some(disk) = known.view.disks.get_mut(name) {
+            disk.wish.path = format!("/disks/{name}");
+            disk.wish.create = true;
+            disk.wish.uuid = disk.uuid.clone();
+        }
+        known
     }
 
     pub(crate) fn running_replica(mut self, name: &str, fresh: bool) -> Self {
@@ -209,6 +230,7 @@ impl AgentBuilder {
             address: Some(Address { traddr: "127.0.0.1".to_owned(), trsvcid: 4420, nqn: nqn::volume_nqn(volume) }),
             epoch,
             engine_instance: format!("e{epoch}"),
+            best_effort: false,
             replicas: members.iter().map(|(name, mode)| ((*name).to_owned(), member(*mode))).collect(),
             allowed_hosts: Vec::new(),
             changed_at: at(0),

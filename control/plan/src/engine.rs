@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 use addax_api::condition;
 use addax_api::engine::{CONDITION_INSTANCE_READY, Mode, ReplicaMode};
+use addax_api::volume::Consistency;
 use addax_api::{DesiredState, Engine, InstanceState, ReplicaAddress};
 use jiff::Timestamp;
 
@@ -104,6 +105,8 @@ impl<'a> Pass<'a> {
                 status.epoch = seen.epoch;
                 status.allowed_hosts = seen.allowed_hosts.clone();
                 status.message = seen.message.clone();
+                status.consistency =
+                    Some(if seen.best_effort { Consistency::BestEffort } else { Consistency::Guaranteed });
             }
             None => {
                 // A start that failed is no news any more once nobody wants the engine.
@@ -111,6 +114,7 @@ impl<'a> Pass<'a> {
                 status.current_state = if broken { InstanceState::Error } else { InstanceState::Stopped };
                 status.endpoint = None;
                 status.allowed_hosts = Vec::new();
+                status.consistency = None;
                 status.message = String::new();
             }
         }

@@ -17,6 +17,7 @@
 pub mod action;
 pub mod attachment;
 pub mod engine;
+pub mod evict;
 pub mod hash;
 pub mod instance_manager;
 pub mod node;

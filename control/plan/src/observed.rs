@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use addax_api::ResourceExt;
-use addax_api::node::DiskSpec;
+use addax_api::node::{DiskSpec, DiskType, RemoteNamespace, UnmanagedLvol};
 use addax_api::setting::Settings;
 use addax_api::{
     Address, Engine, InstanceManager, InstanceState, Node, Replica, Setting, Volume, VolumeAttachment, name,
@@ -109,17 +109,60 @@ pub struct CallFailure {
     pub retry_at: Timestamp,
 }
 
+/// What is asked of an agent about a disk. Sizes are in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskWish {
+    /// What it is on.
+    pub type_: DiskType,
+    /// Path of the file or the block device.
+    pub path: String,
+    /// Where the remote namespace is.
+    pub nvme: Option<RemoteNamespace>,
+    /// Size of a file that is to be made.
+    pub size: i64,
+    /// Whether an empty device may be formatted.
+    pub create: bool,
+    /// Fingerprint of what may be destroyed.
+    pub erase: String,
+    /// The lvstore that must be there; empty when none was ever seen.
+    pub uuid: String,
+    /// Identity that the device must have.
+    pub device: String,
+}
+
 /// A disk as its agent sees it. Sizes are in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentDisk {
-    /// UUID in the disk's marker.
+    /// What was last asked for.
+    pub wish: DiskWish,
+    /// UUID of its lvstore; empty when none was ever seen.
     pub uuid: String,
+    /// Name of its lvstore.
+    pub lvstore: String,
+    /// Identity of the device that is there.
+    pub device: String,
+    /// Fingerprint of what the device holds, when that keeps it from being formatted.
+    pub fingerprint: String,
+    /// Bytes of a cluster.
+    pub cluster_bytes: i64,
+    /// Bytes of a block of its lvols.
+    pub block_bytes: u32,
+    /// Whether a full disk would look like a broken one.
+    pub no_overcommit: bool,
     /// Capacity.
     pub size_bytes: i64,
     /// Free.
     pub available_bytes: i64,
-    /// Why it cannot be used; empty when it can.
-    pub error: String,
+    /// What lvols that are no replicas may take.
+    pub unmanaged_bytes: i64,
+    /// How many such lvols there are.
+    pub unmanaged_count: u32,
+    /// Such lvols by name, the first ones.
+    pub unmanaged: BTreeMap<String, UnmanagedLvol>,
+    /// Why it cannot be used, in one word; empty when it can.
+    pub reason: String,
+    /// Why it cannot be used, in one sentence.
+    pub message: String,
 }
 
 /// A replica as its agent sees it.
@@ -152,6 +195,8 @@ pub struct AgentEngine {
     pub epoch: u64,
     /// Identity of this start of it.
     pub engine_instance: String,
+    /// Whether its acknowledgements do not wait for the record.
+    pub best_effort: bool,
     /// The replicas it uses or has put out of use.
     pub replicas: BTreeMap<String, AgentMember>,
     /// The hosts that may connect.

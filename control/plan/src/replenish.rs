@@ -3,7 +3,8 @@
 //! *Rules.* While the volume is attached and degraded: first a failed replica that runs again is used again, because
 //! most of its data is good; only when none has come back within the wait is a new one made. One rebuild at a time per
 //! volume, and a limited number at a time per receiving node. A failed replica is removed only when the volume is
-//! complete without it, and of copies in sync only those beyond the wanted number.
+//! complete without it, and of copies in sync only those beyond the wanted number. A copy on a disk that is to be emptied
+//! (see [`evict`]) is treated as if the volume lacked it already, but is removed last.
 //!
 //! *When things fail.* A rebuild that fails is tried again after a growing wait, a few times; then the replica counts as
 //! lost and is replaced.
@@ -15,6 +16,7 @@ use addax_api::{DesiredState, InstanceState, LABEL_NODE, Replica, ReplicaAddress
 use jiff::Timestamp;
 
 use crate::action::{Action, CallTarget, Object};
+use crate::evict::{self, is_evicting};
 use crate::hash;
 use crate::observed::Tabled;
 use crate::scheduler::{Request, Scheduler};
@@ -34,7 +36,7 @@ pub(crate) fn step(pass: &mut Pass<'_>, config: &VolumeConfig) {
         return;
     }
     let wanted = pass.new.spec.number_of_replicas as usize;
-    if config.in_sync.len() >= wanted {
+    if evict::staying(pass, config).len() >= wanted {
         pass.scheduled(Ok(()));
         return clean_up(pass, config, wanted);
     }
@@ -44,7 +46,9 @@ pub(crate) fn step(pass: &mut Pass<'_>, config: &VolumeConfig) {
         return pass.scheduled(Ok(()));
     }
     let used = in_use.iter().map(|replica| replica.spec.node_id.clone()).collect();
-    if let Some(due) = wait_for_return(pass) {
+    // Nothing is waited for when only a disk is to be emptied: no copy is missing.
+    let degraded = config.in_sync.len() < wanted;
+    if let Some(due) = wait_for_return(pass).filter(|_| degraded) {
         pass.actions.push(Action::RequeueAt(due));
         return;
     }
@@ -57,7 +61,8 @@ fn is_in_use(pass: &Pass<'_>, config: &VolumeConfig, replica: &Replica) -> bool 
     let name = replica.name_any();
     let was_used = config.names(&name) || replica.spec.last_healthy_at.is_some();
     let can_come = was_used || pass.is_node_up(&replica.spec.node_id);
-    can_come && replica.spec.failed_at.is_none() && !replica.is_deleting()
+    let stays = !is_evicting(pass.observed, replica);
+    stays && can_come && replica.spec.failed_at.is_none() && !replica.is_deleting()
 }
 
 /// A new replica whose node went before it was ever used is only in the way.
@@ -145,7 +150,7 @@ pub(crate) fn choose_rebuild(
     addresses: &mut BTreeMap<String, ReplicaAddress>,
 ) {
     let busy = addresses.keys().any(|name| !config.is_in_sync(name)) || !config.rebuilding.is_empty();
-    if busy || config.in_sync.len() >= pass.new.spec.number_of_replicas as usize {
+    if busy || evict::staying(pass, config).len() >= pass.new.spec.number_of_replicas as usize {
         return;
     }
     let mut candidates: Vec<(u32, bool, String)> = Vec::new();
@@ -191,6 +196,7 @@ fn readiness(
         (listed || known).then_some(())
     });
     let usable = !replica.is_deleting()
+        && !is_evicting(pass.observed, replica)
         && !config.names(name)
         && !addresses.contains_key(name)
         && held.is_none()
@@ -246,13 +252,15 @@ fn clean_up(pass: &mut Pass<'_>, config: &VolumeConfig, wanted: usize) {
     if leaving || !config.rebuilding.is_empty() || config.in_sync.len() <= wanted {
         return;
     }
-    // The copies of one node first, then the last by name; the one beside the engine stays longest.
+    // Those on disks to be emptied first, then the copies of one node, then the last by name; the one beside the engine
+    // stays longest.
     let engine_node = pass.engine.map(|engine| engine.spec.node_id.clone()).unwrap_or_default();
     let node_of = |name: &str| pass.replicas.get(name).map_or("", |replica| replica.spec.node_id.as_str());
     let surplus = config.in_sync.iter().max_by_key(|name| {
         let node = node_of(name);
         let shared = config.in_sync.iter().filter(|other| node_of(other) == node).count() > 1;
-        (shared, node != engine_node, (*name).clone())
+        let leaves = pass.replicas.get(*name).is_some_and(|replica| is_evicting(pass.observed, replica));
+        (leaves, shared, node != engine_node, (*name).clone())
     });
     if let Some(name) = surplus.cloned() {
         pass.delete_replica(&name);

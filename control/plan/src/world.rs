@@ -61,7 +61,7 @@ impl World {
     /// What the manager of the node sees: everything in the API, and the agents of the objects that it owns.
     fn seen_by(&self, node: &str) -> Observed {
         let mut seen = self.truth.clone().me(node);
-        seen.this_node.default_disk = Some(("d".to_owned(), DiskSpec::at("/d")));
+        seen.this_node.default_disk = Some(("d".to_owned(), DiskSpec::file("/d", 100 * GIB)));
         seen.agents.retain(|name, _| {
             let owned = self.truth.instance_managers.get(name).is_some_and(|object| object.owner() == node);
             self.up.contains(name) && owned
@@ -164,6 +164,11 @@ impl World {
 
     fn call_agent(&mut self, node: &str, call: &AgentCall) -> Result<(), &'static str> {
         match call {
+            AgentCall::PutDisk { disk, wish } => {
+                self.agent(node).disks.entry(disk.clone()).or_default().wish = wish.clone();
+                Ok(())
+            }
+            AgentCall::RemoveDisk { disk } => self.remove_disk(node, disk),
             AgentCall::StartReplica { name, create, .. } => self.start_replica(node, name, *create),
             AgentCall::StopReplica { name } => {
                 self.agent(node).replicas.remove(name);
@@ -372,7 +377,22 @@ impl World {
         }
     }
 
+    fn remove_disk(&mut self, node: &str, disk: &str) -> Result<(), &'static str> {
+        if !self.data[node].is_empty() {
+            return Err("replicas are on it");
+        }
+        self.agent(node).disks.remove(disk);
+        Ok(())
+    }
+
     // What happens to the cluster.
+
+    fn evict(&mut self, node: &str, evict: bool) {
+        let mut object = self.truth.nodes.get(node).unwrap().clone();
+        let disk = object.spec.disks.get_mut("d").unwrap();
+        (disk.allow_scheduling, disk.eviction_requested) = (!evict, evict);
+        self.truth.nodes.put(Arc::new(object));
+    }
 
     fn power_off(&mut self, node: &str) {
         self.up.remove(node);
@@ -548,6 +568,49 @@ fn after_all_power_was_lost_the_volume_comes_back_where_it_was() {
     assert_eq!(status.config.unwrap().epoch, 2);
 }
 
+#[test]
+fn a_disk_is_emptied_while_the_volume_is_attached_and_while_it_is_not() {
+    for attached in [true, false] {
+        let mut world = world_with_volume();
+        world.want("v", attached.then_some("n1"));
+        world.settle();
+        let full = |world: &World| NODES.into_iter().find(|node| *node != "n1" && !world.data[*node].is_empty());
+        let node = full(&world).unwrap();
+        let empty = NODES.into_iter().find(|node| world.data[*node].is_empty()).unwrap();
+        world.evict(node, true);
+        // Never fewer copies in sync than wanted.
+        for _ in 0..40 {
+            world.tick();
+            assert!(world.status("v").config.unwrap().in_sync.len() >= 3);
+        }
+        world.settle();
+        assert!(world.data[node].is_empty() && !world.data[empty].is_empty(), "attached {attached}");
+        let status = world.status("v");
+        assert_eq!(status.config.unwrap().in_sync.len(), 3);
+        assert_eq!(status.state, if attached { VolumeState::Attached } else { VolumeState::Detached });
+        assert!(!world.truth.attachments.get("v").unwrap().spec.tickets.contains_key(crate::evict::TICKET));
+    }
+}
+
+#[test]
+fn nobody_waits_for_an_eviction_of_a_detached_volume() {
+    let mut world = world_with_volume();
+    let node = NODES.into_iter().find(|node| !world.data[*node].is_empty()).unwrap();
+    world.evict(node, true);
+    while world.status("v").state != VolumeState::Attached {
+        world.tick();
+    }
+    let elsewhere = NODES.into_iter().find(|node| *node != world.status("v").current_node_id).unwrap();
+    let mut object = world.truth.attachments.get("v").unwrap().clone();
+    let ticket =
+        Ticket { type_: TicketType::Api, node_id: elsewhere.to_owned(), parameters: TicketParameters::default() };
+    object.spec.tickets.insert("cli".to_owned(), ticket);
+    world.truth.attachments.put(Arc::new(object));
+    world.settle();
+    assert_eq!(world.status("v").current_node_id, elsewhere);
+    assert!(world.data[node].is_empty());
+}
+
 #[derive(Clone, Debug)]
 enum Happening {
     PowerOff(usize),
@@ -556,6 +619,7 @@ enum Happening {
     DeleteReplica(usize),
     DeleteEngine,
     Replicas(u32),
+    Evict(usize, bool),
     Ticks(u32),
     Wait(i64),
 }
@@ -568,6 +632,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0..8_usize).prop_map(Happening::DeleteReplica),
         1 => Just(Happening::DeleteEngine),
         1 => (1..4_u32).prop_map(Happening::Replicas),
+        2 => (0..NODES.len(), any::<bool>()).prop_map(|(node, evict)| Happening::Evict(node, evict)),
         5 => (1..12_u32).prop_map(Happening::Ticks),
         1 => (10..90_i64).prop_map(Happening::Wait),
     ]
@@ -584,6 +649,7 @@ fn happen(world: &mut World, happening: &Happening) {
         }
         Happening::DeleteEngine => world.delete(Kind::Engine, "v-e"),
         Happening::Replicas(count) => world.resize_set("v", *count),
+        Happening::Evict(node, evict) => world.evict(NODES[*node], *evict),
         Happening::Ticks(count) => (0..*count).for_each(|_| {
             world.tick();
         }),
@@ -602,7 +668,10 @@ proptest! {
         for happening in &happenings {
             happen(&mut world, happening);
         }
-        NODES.iter().for_each(|node| world.power_on(node));
+        for node in NODES {
+            world.power_on(node);
+            world.evict(node, false);
+        }
         world.settle();
         world.want("v", Some("n1"));
         world.settle();

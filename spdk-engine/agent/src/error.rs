@@ -6,7 +6,7 @@
 //! *Invariants.* Messages name the field or object, the value and what is allowed.
 
 use crate::rpc::RpcError;
-use crate::state::{DiskError, StateError, slots::SlotsError};
+use crate::state::{StateError, slots::SlotsError};
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,15 +76,6 @@ impl From<SlotsError> for AgentError {
         match error {
             SlotsError::Corrupt { .. } => Self::Damaged(error.to_string()),
             SlotsError::Io { .. } => Self::Internal(error.to_string()),
-        }
-    }
-}
-
-impl From<DiskError> for AgentError {
-    fn from(error: DiskError) -> Self {
-        match error {
-            DiskError::Unknown(name) => Self::NotFound { kind: "disk", name },
-            DiskError::Unusable { .. } => Self::Unavailable(error.to_string()),
         }
     }
 }

@@ -1,5 +1,8 @@
 //! A data plane for tests: answers the methods that the agent uses, keeps what it was told, and can be made to fail.
 //!
+//! What disks hold is kept in the [`Fabric`], by the paths of their files, so that it outlives a fake data plane; the files
+//! themselves get the signature, and nothing else.
+//!
 //! Sessions are put in by tests ([`FakePlane::connect`]) or by `bdev_nvme_attach_controller` of any fake data plane in
 //! the same [`Fabric`], which obeys allow-lists as a real target does.
 #![allow(clippy::unwrap_used)]
@@ -38,9 +41,32 @@ pub(crate) struct FakeMirror {
     pub(crate) next_swap: u64,
 }
 
+/// An lvol on a fake disk.
+#[derive(Clone, Debug)]
+pub(crate) struct FakeLvol {
+    pub(crate) uuid: String,
+    pub(crate) size: u64,
+    pub(crate) clusters: u64,
+}
+
+/// An lvstore on a fake disk.
+#[derive(Clone, Debug)]
+pub(crate) struct FakeStore {
+    pub(crate) uuid: String,
+    pub(crate) name: String,
+    pub(crate) clusters: u64,
+    pub(crate) lvols: BTreeMap<String, FakeLvol>,
+}
+
+/// What disks hold, by the paths of their files.
+pub(crate) type FakeDisks = Arc<Mutex<BTreeMap<String, FakeStore>>>;
+
 #[derive(Debug, Default)]
 pub(crate) struct FakeState {
     pub(crate) instance: String,
+    pub(crate) disks: FakeDisks,
+    /// Paths of the open base devices, by device.
+    pub(crate) bases: BTreeMap<String, String>,
     pub(crate) bdevs: BTreeMap<String, Value>,
     pub(crate) subsystems: BTreeMap<String, FakeSubsystem>,
     pub(crate) controllers: BTreeMap<String, Value>,
@@ -59,6 +85,7 @@ pub(crate) struct FakeState {
 /// Which fake data plane listens at which port.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fabric {
+    pub(crate) disks: FakeDisks,
     targets: Arc<Mutex<BTreeMap<String, FakePlane>>>,
 }
 
@@ -78,7 +105,7 @@ impl FakePlane {
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket).unwrap();
         let instance = uuid::Uuid::new_v4().to_string();
-        let state = FakeState { instance, stock, ..FakeState::default() };
+        let state = FakeState { instance, stock, disks: fabric.disks.clone(), ..FakeState::default() };
         let plane = Self {
             state: Arc::new(Mutex::new(state)),
             changed: Arc::default(),
@@ -292,8 +319,14 @@ const METHODS: &[&str] = &[
     "nvmf_get_transports",
     "nvmf_create_transport",
     "bdev_get_bdevs",
-    "bdev_uring_create",
-    "bdev_uring_delete",
+    "bdev_aio_create",
+    "bdev_aio_delete",
+    "bdev_wait_for_examine",
+    "bdev_lvol_get_lvstores",
+    "bdev_lvol_create_lvstore",
+    "bdev_lvol_get_lvols",
+    "bdev_lvol_create",
+    "bdev_lvol_delete",
     "nvmf_get_subsystems",
     "nvmf_create_subsystem",
     "nvmf_delete_subsystem",
@@ -306,11 +339,13 @@ const METHODS: &[&str] = &[
     "bdev_nvme_attach_controller",
     "bdev_nvme_detach_controller",
     "bdev_nvme_get_controllers",
+    "bdev_nvme_reset_controller",
 ];
-const OWN_METHODS: &[&str] = &["addax_get_info", "addax_mirror_create", "addax_wait_events"];
+const OWN_METHODS: &[&str] =
+    &["bdev_uring_create", "bdev_uring_delete", "addax_get_info", "addax_mirror_create", "addax_wait_events"];
 
 impl FakeState {
-    fn event(&mut self, mut event: Value) {
+    pub(crate) fn event(&mut self, mut event: Value) {
         event["seq"] = json!(self.events.len() + 1);
         self.events.push(event);
     }
@@ -338,21 +373,29 @@ impl FakeState {
             "framework_wait_init" | "nvmf_create_transport" => yes,
             "addax_get_info" => Ok(json!({"engine_instance": self.instance, "version": "0", "features": ["mirror"]})),
             "nvmf_get_transports" => Ok(json!([])),
-            "bdev_get_bdevs" => match self.bdevs.get(&name) {
+            "bdev_get_bdevs" if params.is_null() => Ok(self.all_bdevs().into_values().collect()),
+            "bdev_get_bdevs" => match self.all_bdevs().remove(&name) {
                 Some(bdev) => Ok(json!([bdev])),
                 None => Err((-19, "No such device".to_owned())),
             },
-            "bdev_uring_create" => {
-                let length = std::fs::metadata(params["filename"].as_str().unwrap()).unwrap().len();
-                let bdev = json!({"name": name, "product_name": "URING bdev", "block_size": 4096,
-                    "num_blocks": length / 4096, "uuid": params["uuid"]});
+            "bdev_uring_create" | "bdev_aio_create" => {
+                let path = params["filename"].as_str().unwrap();
+                let length = std::fs::metadata(path).unwrap().len();
+                let bdev =
+                    json!({"name": name, "product_name": "file", "block_size": 4096, "num_blocks": length / 4096});
                 self.bdevs.insert(name.clone(), bdev);
+                self.bases.insert(name.clone(), path.to_owned());
                 Ok(json!(name))
             }
-            "bdev_uring_delete" => match self.bdevs.remove(&name) {
-                Some(_) => yes,
+            "bdev_uring_delete" | "bdev_aio_delete" => match self.bdevs.remove(&name) {
+                Some(_) => {
+                    self.bases.remove(&name);
+                    yes
+                }
                 None => Err((-19, "No such device".to_owned())),
             },
+            "bdev_wait_for_examine" => yes,
+            _ if method.starts_with("bdev_lvol_") => self.call_lvol(method, params),
             "bdev_nvme_detach_controller" => match self.controllers.remove(&name) {
                 Some(_) => {
                     self.bdevs.remove(&format!("{name}n1"));
@@ -360,11 +403,95 @@ impl FakeState {
                 }
                 None => Err((-19, "No such device".to_owned())),
             },
+            "bdev_nvme_reset_controller" => match self.controllers.contains_key(&name) {
+                true => yes,
+                false => Err((-19, "No such device".to_owned())),
+            },
             "bdev_nvme_get_controllers" => {
                 Ok(self.controllers.keys().map(|name| json!({"name": name, "ctrlrs": []})).collect())
             }
             _ if method.starts_with("nvmf_") => self.call_nvmf(method, params),
             _ => self.call_mirror(method, params, &name),
+        }
+    }
+
+    /// Every device by each of its names, lvols included.
+    fn all_bdevs(&self) -> BTreeMap<String, Value> {
+        let mut all = self.bdevs.clone();
+        let disks = self.disks.lock().unwrap();
+        for store in self.bases.values().filter_map(|path| disks.get(path)) {
+            for (name, lvol) in &store.lvols {
+                let bdev = json!({"name": lvol.uuid, "uuid": lvol.uuid, "product_name": "Logical Volume",
+                    "block_size": 4096, "num_blocks": lvol.size / 4096});
+                all.insert(lvol.uuid.clone(), bdev.clone());
+                all.insert(format!("{}/{name}", store.name), bdev);
+            }
+        }
+        all
+    }
+
+    fn call_lvol(&mut self, method: &str, params: &Value) -> Answer {
+        let absent = || (-19, "No such device".to_owned());
+        let mut disks = self.disks.lock().unwrap();
+        match method {
+            "bdev_lvol_get_lvstores" => {
+                let entry = |(base, path): (&String, &String)| {
+                    let store = disks.get(path)?;
+                    let taken: u64 = store.lvols.values().map(|lvol| lvol.clusters).sum();
+                    Some(json!({"uuid": store.uuid, "name": store.name, "base_bdev": base, "block_size": 4096,
+                        "total_data_clusters": store.clusters, "free_clusters": store.clusters - taken,
+                        "cluster_size": 1 << 20}))
+                };
+                Ok(self.bases.iter().filter_map(entry).collect())
+            }
+            "bdev_lvol_create_lvstore" => {
+                use std::os::unix::fs::FileExt;
+                let path = self.bases.get(params["bdev_name"].as_str().unwrap()).ok_or_else(absent)?;
+                if disks.contains_key(path) {
+                    return Err((-1, "Operation not permitted".to_owned()));
+                }
+                let file = std::fs::File::options().write(true).open(path).unwrap();
+                file.write_all_at(b"SPDKBLOB", 0).unwrap();
+                let clusters = file.metadata().unwrap().len() >> 20;
+                let uuid = uuid::Uuid::new_v4().to_string();
+                let name = params["lvs_name"].as_str().unwrap().to_owned();
+                let store = FakeStore { uuid: uuid.clone(), name, clusters, lvols: BTreeMap::new() };
+                disks.insert(path.clone(), store);
+                Ok(json!(uuid))
+            }
+            "bdev_lvol_get_lvols" => {
+                let mut all = Vec::new();
+                for store in self.bases.values().filter_map(|path| disks.get(path)) {
+                    all.extend(store.lvols.iter().map(|(name, lvol)| {
+                        json!({"name": name, "uuid": lvol.uuid, "num_allocated_clusters": lvol.clusters,
+                            "lvs": {"uuid": store.uuid, "name": store.name}})
+                    }));
+                }
+                Ok(json!(all))
+            }
+            "bdev_lvol_create" => {
+                let store = disks.values_mut().find(|store| params["uuid"] == json!(store.uuid)).ok_or_else(absent)?;
+                let uuid = uuid::Uuid::new_v4().to_string();
+                let size = params["size_in_mib"].as_u64().unwrap() << 20;
+                let lvol = FakeLvol { uuid: uuid.clone(), size, clusters: 0 };
+                match store.lvols.insert(params["lvol_name"].as_str().unwrap().to_owned(), lvol) {
+                    None => Ok(json!(uuid)),
+                    Some(_) => Err((-17, "File exists".to_owned())),
+                }
+            }
+            "bdev_lvol_delete" => {
+                let name = params["name"].as_str().unwrap();
+                for store in disks.values_mut() {
+                    let before = store.lvols.len();
+                    let alias = |lvol: &str| format!("{}/{lvol}", store.name);
+                    store.lvols.retain(|lvol, entry| entry.uuid != name && alias(lvol) != name);
+                    if store.lvols.len() < before {
+                        return Ok(json!(true));
+                    }
+                }
+                Err(absent())
+            }
+            _ => Err((-32601, "Method not found".to_owned())),
         }
     }
 

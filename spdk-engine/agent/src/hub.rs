@@ -72,12 +72,13 @@ impl Hub {
         self.change(key, object, false);
     }
 
-    /// Tells that a replica or an engine went.
+    /// Tells that a disk, a replica or an engine went.
     pub fn remove(&self, key: Key) {
         let object = match &key {
             Key::Replica(name) => Object::ReplicaGone(name.clone()),
             Key::Engine(volume) => Object::EngineGone(volume.clone()),
-            Key::Info | Key::Disk(_) => return,
+            Key::Disk(name) => Object::DiskGone(name.clone()),
+            Key::Info => return,
         };
         self.change(key, object, true);
     }
@@ -123,6 +124,14 @@ impl Hub {
     /// A channel that wakes at every change.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
+    }
+
+    /// A disk as last told.
+    pub fn disk(&self, name: &str) -> Option<pb::Disk> {
+        match self.get(&Key::Disk(name.to_owned())) {
+            Some(Object::Disk(disk)) => Some(disk),
+            _ => None,
+        }
     }
 
     /// A replica as last told.

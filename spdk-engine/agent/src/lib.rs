@@ -13,6 +13,7 @@
 //! | [`supervise`] | the data-plane process: started, watched, restarted, adopted |
 //! | [`rpc`] | the JSON-RPC client, typed |
 //! | [`state`] | disks, replicas' durable state, the engines to hold |
+//! | [`disk`] | disks: lvstores opened, made, imported |
 //! | [`replica`] | replicas: export, promote (rules 13 and 14) |
 //! | [`engine`] | volumes: open, swaps, rebuilds, close (rules 6, 7, 15 and 23) |
 //! | [`arbiter`] | the record at the Kubernetes API |
@@ -31,6 +32,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod arbiter;
+pub mod disk;
 pub mod engine;
 pub mod error;
 pub mod hub;

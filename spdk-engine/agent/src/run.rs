@@ -1,6 +1,5 @@
 //! The agent as a whole: its configuration, and how the parts are put together.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,28 +14,25 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 
 use crate::arbiter::{Arbiter, KubeArbiter};
+use crate::disk::{DiskContext, Disks};
 use crate::engine::{EngineContext, Engines, Peers};
 use crate::error::{AgentError, blocking};
 use crate::hub::{Hub, Key};
 use crate::replica::{ReplicaContext, Replicas};
-use crate::server::{Services, disk_to_proto};
+use crate::server::Services;
 use crate::state::slots::SlotsError;
-use crate::state::{Disks, EngineStore};
+use crate::state::{DiskStore, EngineStore};
 use crate::supervise::{self, PlaneStatus, Supervision};
 use crate::tls::{TlsError, TlsFiles};
 
-/// How often sizes of disks are looked at. They are told only when they changed by more than rounding, see `round`.
-const DISK_INTERVAL: Duration = Duration::from_secs(30);
-/// Free space is told in steps of this, so that writing does not become a stream of events.
-const DISK_STEP_BYTES: u64 = 256 * 1024 * 1024;
 /// How long calls under way may take when the agent ends.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How the data plane is run.
 #[derive(Clone, Debug)]
 pub struct DataPlaneConfig {
-    /// The program: `addax-engine`, or `spdk_tgt` for a node that holds replicas only.
-    pub program: PathBuf,
+    /// The program: `addax-engine`, or a stock `spdk_tgt`. `None`: somebody else runs it at [`Self::rpc_socket`].
+    pub program: Option<PathBuf>,
     /// Where it listens for NVMe/TCP: IP address and port of this node.
     pub address: SocketAddr,
     /// Its JSON-RPC socket.
@@ -72,11 +68,9 @@ pub struct AgentConfig {
     pub node: String,
     /// Where the gRPC server listens. Port 0 takes a free one; see [`Agent::address`].
     pub listen: SocketAddr,
-    /// Disks: names and folders.
-    pub disks: BTreeMap<String, PathBuf>,
     /// The data plane.
     pub data_plane: DataPlaneConfig,
-    /// Folder for pid file, log and the engines to hold. It must survive restarts of the machine.
+    /// Folder for pid file, log, and what is known of disks, replicas and engines. It must survive restarts of the machine.
     pub runtime_dir: PathBuf,
     /// Certificates. `None` speaks plain gRPC: for tests.
     pub tls: Option<TlsFiles>,
@@ -94,9 +88,9 @@ pub enum RunError {
         /// Why.
         source: std::io::Error,
     },
-    /// The engines to hold cannot be read.
-    #[error("the engines to hold cannot be read: {0}")]
-    Engines(#[from] SlotsError),
+    /// What is known of disks and engines cannot be read.
+    #[error("the agent's state cannot be read: {0}")]
+    State(#[from] SlotsError),
     /// The address is taken or not of this machine.
     #[error("cannot listen at {address}: {source}")]
     Listen {
@@ -150,7 +144,8 @@ impl Agent {
         let unusable = |source| RunError::RuntimeDir { path: config.runtime_dir.clone(), source };
         let made = runtime_dir.clone();
         blocking(move || std::fs::create_dir_all(made)).await?.map_err(unusable)?;
-        let store = blocking(move || EngineStore::open(&runtime_dir)).await??;
+        let open = move || Ok::<_, SlotsError>((DiskStore::open(&runtime_dir)?, EngineStore::open(&runtime_dir)?));
+        let (disk_store, store) = blocking(open).await??;
         let listen = |source| RunError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
 
@@ -160,13 +155,21 @@ impl Agent {
             Supervision::new(data.program.clone(), data.args(), data.rpc_socket.clone(), config.runtime_dir.clone());
         let plane = supervise::start(supervision, shutdown.clone());
         let hub = Hub::default();
+        let context = DiskContext {
+            node: config.node.clone(),
+            plane: plane.clone(),
+            hub: hub.clone(),
+            shutdown: shutdown.clone(),
+        };
+        let disks = Disks::open(disk_store, context);
         let context = ReplicaContext {
+            folder: config.runtime_dir.join("replicas"),
             plane: plane.clone(),
             hub: hub.clone(),
             data_address: data.address,
             shutdown: shutdown.clone(),
         };
-        let replicas = Replicas::open(Disks::new(config.disks.clone()), context).await?;
+        let replicas = Replicas::open(disks.clone(), context).await?;
         let context = EngineContext {
             plane: plane.clone(),
             hub: hub.clone(),
@@ -177,8 +180,7 @@ impl Agent {
         };
         let engines = Engines::open(store, context);
         tokio::spawn(tell_info(config.node.clone(), hub.clone(), plane.clone(), shutdown.clone()));
-        tokio::spawn(tell_disks(replicas.disks().clone(), hub.clone(), shutdown.clone()));
-        let services = Services { replicas, engines, hub, shutdown: shutdown.clone() };
+        let services = Services { disks, replicas, engines, hub, shutdown: shutdown.clone() };
         Ok(Self { config, listener, services, plane, shutdown })
     }
 
@@ -273,26 +275,6 @@ async fn tell_health(
     }
 }
 
-async fn tell_disks(disks: Disks, hub: Hub, shutdown: CancellationToken) {
-    loop {
-        let looked = disks.clone();
-        for info in blocking(move || looked.list()).await.unwrap_or_default() {
-            let key = Key::Disk(info.name.clone());
-            hub.set(key, Object::Disk(round(disk_to_proto(info))));
-        }
-        tokio::select! {
-            () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(DISK_INTERVAL) => {}
-        }
-    }
-}
-
-/// Free space in steps, rounded down.
-fn round(disk: pb::Disk) -> pb::Disk {
-    let step = if disk.available_bytes >= DISK_STEP_BYTES { DISK_STEP_BYTES } else { 1024 * 1024 };
-    pb::Disk { available_bytes: disk.available_bytes / step * step, ..disk }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,7 +282,7 @@ mod tests {
     #[test]
     fn the_data_plane_gets_the_usual_options() {
         let config = DataPlaneConfig {
-            program: "addax-engine".into(),
+            program: Some("addax-engine".into()),
             address: "127.0.0.1:4420".parse().unwrap(),
             rpc_socket: "/run/addax/rpc.sock".into(),
             cores: "0x3".to_owned(),

@@ -1,8 +1,7 @@
 //! The agent's gRPC as callers see it: mutual TLS, codes, the watch stream, health. There is no data plane here: its
-//! program does not exist, so what is asked for stays wanted.
+//! program does not exist, so a disk that is asked for stays wanted.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,13 +50,11 @@ struct Running {
 async fn run() -> Running {
     let dir = tempfile::tempdir().unwrap();
     let tls = certificates(&dir.path().join("tls"));
-    std::fs::create_dir(dir.path().join("disk")).unwrap();
     let config = AgentConfig {
         node: "n1".to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
-        disks: BTreeMap::from([("d".to_owned(), dir.path().join("disk"))]),
         data_plane: DataPlaneConfig {
-            program: "/no/such/engine".into(),
+            program: Some("/no/such/engine".into()),
             address: "127.0.0.1:4420".parse().unwrap(),
             rpc_socket: dir.path().join("rpc.sock"),
             cores: "0x1".to_owned(),
@@ -85,6 +82,17 @@ impl Running {
     }
 }
 
+fn disk() -> pb::PutDiskRequest {
+    pb::PutDiskRequest {
+        name: "d".to_owned(),
+        kind: pb::DiskKind::File.into(),
+        path: "/no/such/folder/disk".to_owned(),
+        size_bytes: 1 << 30,
+        create: true,
+        ..pb::PutDiskRequest::default()
+    }
+}
+
 fn replica(create: bool) -> pb::StartReplicaRequest {
     pb::StartReplicaRequest {
         name: "v-r-1".to_owned(),
@@ -107,8 +115,9 @@ async fn is_refused(channel: Result<Channel, tonic::transport::Error>) -> bool {
 async fn only_holders_of_a_certificate_of_the_authority_get_in() {
     let running = run().await;
     let mut disks = pb::disks_client::DisksClient::new(running.channel().await);
+    disks.put_disk(disk()).await.unwrap();
     let listed = disks.list_disks(pb::ListDisksRequest {}).await.unwrap().into_inner().disks;
-    assert!(listed.len() == 1 && listed[0].error.is_empty() && !listed[0].uuid.is_empty());
+    assert!(listed.len() == 1 && listed[0].wish == Some(disk()) && listed[0].uuid.is_empty(), "{listed:?}");
 
     let ca = tonic::transport::Certificate::from_pem(std::fs::read(&running.tls.ca).unwrap());
     let anonymous = ClientTlsConfig::new().ca_certificate(ca.clone());
@@ -132,12 +141,9 @@ async fn only_holders_of_a_certificate_of_the_authority_get_in() {
 async fn watchers_see_what_is_there_and_then_what_changes() {
     let running = run().await;
     let channel = running.channel().await;
-    let mut replicas = pb::replicas_client::ReplicasClient::new(channel.clone());
+    let mut disks = pb::disks_client::DisksClient::new(channel.clone());
     let mut events = pb::events_client::EventsClient::new(channel);
-    // Without a data plane the replica is made and waits.
-    let made = replicas.start_replica(replica(true)).await.unwrap().into_inner();
-    assert_eq!(made.state(), pb::State::Starting);
-    assert!(made.fresh && made.message.contains("data plane"));
+    disks.put_disk(disk()).await.unwrap();
 
     let mut stream = events.watch(pb::WatchRequest {}).await.unwrap().into_inner();
     let mut first = Vec::new();
@@ -149,13 +155,11 @@ async fn watchers_see_what_is_there_and_then_what_changes() {
     }
     assert!(first.iter().any(|object| matches!(object, Object::Info(info) if info.node == "n1")));
     assert!(first.iter().any(|object| matches!(object, Object::Disk(disk) if disk.name == "d")));
-    assert!(first.iter().any(|object| matches!(object, Object::Replica(replica) if replica.name == "v-r-1")));
 
-    let request = pb::DeleteReplicaRequest { name: "v-r-1".to_owned(), disk: "d".to_owned() };
-    replicas.delete_replica(request).await.unwrap();
+    disks.remove_disk(pb::RemoveDiskRequest { name: "d".to_owned() }).await.unwrap();
     let gone = async {
         while let Some(event) = stream.message().await.unwrap() {
-            if event.object == Some(Object::ReplicaGone("v-r-1".to_owned())) {
+            if event.object == Some(Object::DiskGone("d".to_owned())) {
                 return;
             }
         }
@@ -176,15 +180,20 @@ async fn errors_have_the_codes_of_the_interface() {
     let channel = running.channel().await;
     let mut replicas = pb::replicas_client::ReplicasClient::new(channel.clone());
     let mut engines = pb::engines_client::EnginesClient::new(channel.clone());
+    let mut disks = pb::disks_client::DisksClient::new(channel.clone());
     let code = |status: tonic::Status| status.code();
     assert_eq!(code(replicas.start_replica(replica(false)).await.unwrap_err()), Code::NotFound);
     let odd = pb::StartReplicaRequest { size_bytes: 4095, ..replica(true) };
     let status = replicas.start_replica(odd).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument);
     assert!(status.message().contains("size_bytes") && status.message().contains("4095"), "{status}");
-    replicas.start_replica(replica(true)).await.unwrap();
-    let other = pb::StartReplicaRequest { volume: "w".to_owned(), ..replica(true) };
-    assert_eq!(code(replicas.start_replica(other).await.unwrap_err()), Code::AlreadyExists);
+    assert_eq!(code(replicas.start_replica(replica(true)).await.unwrap_err()), Code::NotFound);
+    disks.put_disk(disk()).await.unwrap();
+    let twice = pb::PutDiskRequest { name: "e".to_owned(), ..disk() };
+    assert_eq!(code(disks.put_disk(twice).await.unwrap_err()), Code::AlreadyExists);
+    // Its disk is not there without a data plane.
+    let status = replicas.start_replica(replica(true)).await.unwrap_err();
+    assert!(status.code() == Code::Unavailable && status.message().contains("data plane"), "{status}");
     let promote = pb::PromoteReplicaRequest {
         name: "v-r-1".to_owned(),
         volume: "v".to_owned(),
@@ -192,7 +201,7 @@ async fn errors_have_the_codes_of_the_interface() {
         engine_instance: "e".to_owned(),
         lineage: "l".to_owned(),
     };
-    assert_eq!(code(replicas.promote_replica(promote).await.unwrap_err()), Code::Unavailable);
+    assert_eq!(code(replicas.promote_replica(promote).await.unwrap_err()), Code::NotFound);
     let absent = pb::GetEngineRequest { volume: "v".to_owned() };
     assert_eq!(code(engines.get_engine(absent).await.unwrap_err()), Code::NotFound);
     let absent = pb::StopEngineRequest { volume: "v".to_owned() };

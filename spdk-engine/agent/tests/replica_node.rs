@@ -3,7 +3,6 @@
 //! say so and do nothing.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,15 +52,14 @@ struct Node {
     program: PathBuf,
     address: SocketAddr,
     shutdown: CancellationToken,
+    disks: pb::disks_client::DisksClient<Channel>,
     replicas: pb::replicas_client::ReplicasClient<Channel>,
     events: pb::events_client::EventsClient<Channel>,
-    engines: pb::engines_client::EnginesClient<Channel>,
 }
 
 impl Node {
     async fn start(spdk: PathBuf, program: PathBuf) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("disk")).unwrap();
         let address: SocketAddr = format!("127.0.0.1:{}", free_port()).parse().unwrap();
         let (shutdown, channel) = run_agent(dir.path(), &program, address).await;
         Self {
@@ -70,10 +68,37 @@ impl Node {
             program,
             address,
             shutdown,
+            disks: pb::disks_client::DisksClient::new(channel.clone()),
             replicas: pb::replicas_client::ReplicasClient::new(channel.clone()),
-            events: pb::events_client::EventsClient::new(channel.clone()),
-            engines: pb::engines_client::EnginesClient::new(channel),
+            events: pb::events_client::EventsClient::new(channel),
         }
+    }
+
+    fn disk(&self, create: bool) -> pb::PutDiskRequest {
+        pb::PutDiskRequest {
+            name: "d".to_owned(),
+            kind: pb::DiskKind::File.into(),
+            path: self.dir.path().join("disk").display().to_string(),
+            size_bytes: 256 << 20,
+            create,
+            ..pb::PutDiskRequest::default()
+        }
+    }
+
+    /// Declares the disk and waits until it is ready, or away for a reason.
+    async fn put_disk(&mut self, create: bool, reason: &str) -> pb::Disk {
+        let wish = self.disk(create);
+        self.disks.put_disk(wish).await.unwrap();
+        let wait = async {
+            loop {
+                let list = self.disks.list_disks(pb::ListDisksRequest {}).await.unwrap().into_inner();
+                match list.disks.into_iter().find(|disk| disk.reason == reason) {
+                    Some(disk) => return disk,
+                    None => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("never {reason:?}"))
     }
 
     async fn info(&mut self, what: &str, holds: impl Fn(&pb::Info) -> bool) -> pb::Info {
@@ -157,9 +182,8 @@ async fn run_agent(dir: &Path, program: &Path, address: SocketAddr) -> (Cancella
     let config = AgentConfig {
         node: "n1".to_owned(),
         listen: "127.0.0.1:0".parse().unwrap(),
-        disks: BTreeMap::from([("d".to_owned(), dir.join("disk"))]),
         data_plane: DataPlaneConfig {
-            program: program.to_owned(),
+            program: Some(program.to_owned()),
             address,
             rpc_socket: dir.join("rpc.sock"),
             cores: "0x1".to_owned(),
@@ -188,18 +212,6 @@ async fn a_stock_spdk_tgt_is_a_full_replica_node() {
     assert!(info.data_plane.starts_with("SPDK") && !info.has_mirror, "{info:?}");
     check_replica_rules(&mut node, &info).await;
 
-    // An engine is refused with the reason.
-    let address = pb::Address { traddr: "127.0.0.1".to_owned(), trsvcid: 4420, nqn: replica_nqn("v-r-1") };
-    let member = pb::Member { replica: "v-r-1".to_owned(), agent: "127.0.0.1:1".to_owned(), address: Some(address) };
-    let engine = pb::StartEngineRequest {
-        volume: "v".to_owned(),
-        size_bytes: 64 << 20,
-        replicas: vec![member],
-        allowed_hosts: Vec::new(),
-        uuid: "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10".to_owned(),
-    };
-    let refused = node.engines.start_engine(engine).await.unwrap_err();
-    assert!(refused.code() == Code::FailedPrecondition && refused.message().contains("mirror"), "{refused}");
     finish(node).await;
 }
 
@@ -214,6 +226,8 @@ async fn addax_engine_is_a_replica_node_by_the_same_rules() {
 }
 
 async fn check_replica_rules(node: &mut Node, info: &pb::Info) {
+    let disk = node.put_disk(true, "").await;
+    assert!(disk.size_bytes > 200 << 20 && disk.cluster_bytes == 1 << 20, "{disk:?}");
     let request = pb::StartReplicaRequest {
         name: "v-r-1".to_owned(),
         volume: "v".to_owned(),
@@ -248,9 +262,9 @@ async fn check_replica_rules(node: &mut Node, info: &pb::Info) {
     node.shutdown.cancel();
     let (shutdown, channel) = run_agent(node.dir.path(), &node.program, node.address).await;
     node.shutdown = shutdown;
+    node.disks = pb::disks_client::DisksClient::new(channel.clone());
     node.replicas = pb::replicas_client::ReplicasClient::new(channel.clone());
-    node.events = pb::events_client::EventsClient::new(channel.clone());
-    node.engines = pb::engines_client::EnginesClient::new(channel);
+    node.events = pb::events_client::EventsClient::new(channel);
     let adopted = node.info("adopted", |info| !info.data_plane_instance.is_empty()).await;
     assert_eq!(adopted.data_plane_instance, second.data_plane_instance);
     assert_eq!(node.running().await.promoted_epoch, 2);
@@ -258,9 +272,18 @@ async fn check_replica_rules(node: &mut Node, info: &pb::Info) {
 }
 
 async fn finish(mut node: Node) {
+    let remove = pb::RemoveDiskRequest { name: "d".to_owned() };
+    let held = node.disks.remove_disk(remove.clone()).await.unwrap_err();
+    assert!(held.code() == Code::FailedPrecondition && held.message().contains("v-r-1"), "{held}");
     let request = pb::DeleteReplicaRequest { name: "v-r-1".to_owned(), disk: "d".to_owned() };
     node.replicas.delete_replica(request).await.unwrap();
-    assert_eq!(std::fs::read_dir(node.dir.path().join("disk/replicas")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(node.dir.path().join("run/replicas")).unwrap().count(), 0);
+    let uuid = node.put_disk(true, "").await.uuid;
+    node.disks.remove_disk(remove.clone()).await.unwrap();
+    // Its lvstore stays: not formatted again, but imported.
+    assert!(node.put_disk(true, "NotEmpty").await.message.contains(&uuid));
+    assert_eq!(node.put_disk(false, "").await.uuid, uuid);
+    node.disks.remove_disk(remove).await.unwrap();
     node.shutdown.cancel();
     assert!(stop_data_plane(&node.dir.path().join("run"), Duration::from_secs(20)).await);
     std::fs::remove_file(node.dir.path().join("run/data-plane.pid")).unwrap();

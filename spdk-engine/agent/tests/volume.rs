@@ -3,8 +3,8 @@
 //! and end with byte-equal replicas. Without the variables the tests say so and do nothing.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,8 @@ use addax_agent::{Agent, AgentConfig, DataPlaneConfig, stop_data_plane};
 use addax_api::VolumeConfig;
 use addax_api::nqn::{replica_nqn, volume_nqn};
 use addax_proto::engine_v1 as pb;
+use blobstore_format::image::{Image, Mode};
+use blobstore_format::read::ReadFn;
 use pb::event::Object;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -36,6 +38,22 @@ fn programs() -> Option<(PathBuf, PathBuf)> {
         );
     }
     Some((engine?, spdk?))
+}
+
+/// The same cluster, but every data plane a stock one.
+fn stock() -> Option<(PathBuf, PathBuf)> {
+    let spdk = std::env::var_os("SPDK_DIR").map(PathBuf::from).filter(|dir| dir.join("build/bin").exists());
+    if spdk.is_none() {
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!("SKIPPED: SPDK_DIR does not name a built SPDK tree; no stock engine was tested\n"),
+        );
+    }
+    Some((spdk.clone()?.join("build/bin/spdk_tgt"), spdk?))
+}
+
+fn is_stock(program: &std::path::Path) -> bool {
+    program.ends_with("spdk_tgt")
 }
 
 fn replica(node: usize) -> String {
@@ -65,22 +83,22 @@ impl Drop for Node {
 impl Node {
     async fn start(number: usize, engine: PathBuf, arbiter: Arc<dyn Arbiter>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("disk")).unwrap();
         let ip = format!("127.0.21.{}", number + 1);
         let port = std::net::TcpListener::bind((ip.as_str(), 0)).unwrap().local_addr().unwrap().port();
         let data: SocketAddr = format!("{ip}:{port}").parse().unwrap();
         let config = AgentConfig {
             node: format!("n{number}"),
             listen: "127.0.0.1:0".parse().unwrap(),
-            disks: BTreeMap::from([("d".to_owned(), dir.path().join("disk"))]),
             data_plane: DataPlaneConfig {
-                program: engine,
+                memory_mib: if is_stock(&engine) { 1024 } else { 256 },
+                // Other tests run spdk_tgt on the same core; addax-engine takes no locks on cores.
+                extra_args: if is_stock(&engine) { vec!["--disable-cpumask-locks".to_owned()] } else { Vec::new() },
+                program: Some(engine),
                 address: data,
                 rpc_socket: dir.path().join("rpc.sock"),
-                cores: "0x1".to_owned(),
-                memory_mib: 256,
+                // Two cores have to do; stock data planes poll all the time.
+                cores: if number == 0 { "0x1" } else { "0x2" }.to_owned(),
                 hugepages: false,
-                extra_args: Vec::new(),
             },
             runtime_dir: dir.path().join("run"),
             tls: None,
@@ -103,8 +121,34 @@ impl Node {
         nix::sys::signal::kill(self.pid().unwrap(), nix::sys::signal::Signal::SIGKILL).unwrap();
     }
 
+    /// A replica's contents, read from its disk without any engine.
     fn image(&self, number: usize) -> Vec<u8> {
-        std::fs::read(self.dir.path().join(format!("disk/replicas/{}.img", replica(number)))).unwrap()
+        let file = std::fs::File::open(self.dir.path().join("disk")).unwrap();
+        let size = file.metadata().unwrap().len();
+        let image =
+            Image::open(ReadFn { size, read: |at, buf: &mut [u8]| file.read_exact_at(buf, at) }, Mode::AsMarked);
+        let image = image.unwrap();
+        let lvol = image.find(&replica(number)).unwrap();
+        let mut bytes = vec![0; usize::try_from(image.size(lvol)).unwrap()];
+        image.read(lvol.id, 0, &mut bytes, &()).unwrap();
+        bytes
+    }
+
+    async fn put_disk(&self) {
+        let wish = pb::PutDiskRequest {
+            name: "d".to_owned(),
+            kind: pb::DiskKind::File.into(),
+            path: self.dir.path().join("disk").display().to_string(),
+            size_bytes: 4 * SIZE,
+            create: true,
+            ..pb::PutDiskRequest::default()
+        };
+        pb::disks_client::DisksClient::new(self.channel.clone()).put_disk(wish).await.unwrap();
+        self.watch("disk", |object| match object {
+            Object::Disk(disk) => disk.reason.is_empty().then_some(()),
+            _ => None,
+        })
+        .await;
     }
 
     fn replicas(&self) -> pb::replicas_client::ReplicasClient<Channel> {
@@ -180,6 +224,7 @@ impl Cluster {
         for number in 0..NODES {
             let node = Node::start(number, engine.clone(), Arc::new(arbiter.clone())).await;
             node.wait_up().await;
+            node.put_disk().await;
             let request = pb::StartReplicaRequest {
                 name: replica(number),
                 volume: "v".to_owned(),
@@ -269,6 +314,9 @@ impl Cluster {
     }
 }
 
+/// One cluster at a time: data planes that poll on the same cores starve each other.
+static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::from_default_env();
     let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
@@ -277,10 +325,21 @@ fn start_log() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_lives_through_the_death_of_a_replica_and_of_its_engine() {
     let Some((engine, spdk)) = programs() else { return };
+    let _turn = TURN.lock().await;
+    live_through_deaths(Cluster::start(engine, spdk).await, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stock_data_planes_serve_a_volume_as_best_effort() {
+    let Some((target, spdk)) = stock() else { return };
+    let _turn = TURN.lock().await;
+    live_through_deaths(Cluster::start(target, spdk).await, true).await;
+}
+
+async fn live_through_deaths(cluster: Cluster, best_effort: bool) {
     start_log();
-    let cluster = Cluster::start(engine, spdk).await;
     let opened = cluster.open(0).await;
-    assert_eq!(opened.epoch, 1);
+    assert_eq!((opened.epoch, opened.best_effort), (1, best_effort));
     assert!(is_healthy(&opened), "{opened:#?}");
     assert!(cluster.write(0).await, "the host cannot write");
 
@@ -326,8 +385,19 @@ async fn a_volume_lives_through_the_death_of_a_replica_and_of_its_engine() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_taken_over_while_its_old_engine_sleeps_is_not_served_by_that_any_more() {
     let Some((engine, spdk)) = programs() else { return };
+    let _turn = TURN.lock().await;
+    take_over(Cluster::start(engine, spdk).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stock_engine_that_slept_through_its_replacement_is_stopped() {
+    let Some((target, spdk)) = stock() else { return };
+    let _turn = TURN.lock().await;
+    take_over(Cluster::start(target, spdk).await).await;
+}
+
+async fn take_over(cluster: Cluster) {
     start_log();
-    let cluster = Cluster::start(engine, spdk).await;
     cluster.open(0).await;
     assert!(cluster.write(0).await);
     let asleep = cluster.nodes[0].pid().unwrap();

@@ -17,6 +17,13 @@ fn create(kind: &str, plural: &str, name: &str, spec: Value) -> Call {
     Call::new("POST", path(plural) + "?fieldValidation=Strict", JSON, &body)
 }
 
+/// The status of a node whose disk holds copies.
+fn holds(copies: Value) -> Call {
+    let path = path("nodes") + "/n1/status?fieldValidation=Strict";
+    let disk = json!({"scheduledReplicas": copies});
+    Call::new("PATCH", path, MERGE, &json!({"status": {"diskStatus": {"d1": disk}}}))
+}
+
 fn change(plural: &str, name: &str, spec: Value) -> Call {
     Call::new("PATCH", path(plural) + "/" + name + "?fieldValidation=Strict", MERGE, &json!({"spec": spec}))
 }
@@ -64,6 +71,30 @@ pub fn ours() -> Vec<Step> {
         ),
         Step::bad("node with a disk that is none", node("n2", json!({"disks": {"d1": "/dev/x"}}))),
         Step::good("node without anything", node("n3", json!({}))),
+        Step::bad("disk moved", change("nodes", "n1", json!({"disks": {"d1": {"path": "/dev/y"}}}))),
+        Step::bad("disk of another type", change("nodes", "n1", json!({"disks": {"d1": {"type": "block"}}}))),
+        Step::bad("disk of no type", change("nodes", "n1", json!({"disks": {"d1": {"type": "tape"}}}))),
+        Step::bad("remote disk that is nowhere", change("nodes", "n1", json!({"disks": {"d2": {"type": "nvme"}}}))),
+        Step::good(
+            "remote disk",
+            change(
+                "nodes",
+                "n1",
+                json!({"disks": {"d2": {"type": "nvme", "nvme": {"traddr": "::1", "trsvcid": 4420, "nqn": "nqn.x:y"}}}}),
+            ),
+        ),
+        Step::bad(
+            "disk evicted while it is scheduled to",
+            change("nodes", "n1", json!({"disks": {"d1": {"evictionRequested": true}}})),
+        ),
+        Step::bad("disk taken away while it is scheduled to", change("nodes", "n1", json!({"disks": {"d1": null}}))),
+        Step::good(
+            "disk evicted",
+            change("nodes", "n1", json!({"disks": {"d1": {"evictionRequested": true, "allowScheduling": false}}})),
+        ),
+        Step::good("copies on the disk", holds(json!({"a": 1048576}))),
+        Step::bad("disk with copies taken away", change("nodes", "n1", json!({"disks": {"d1": null}}))),
+        Step::good("no copies on the disk", holds(json!({"a": null}))),
         Step::good("disk taken away", change("nodes", "n1", json!({"disks": {"d1": null}}))),
         Step::good("attachment", attachment("v1", json!({"volume": "v1"}))),
         Step::bad("attachment of another volume", change("volumeattachments", "v1", json!({"volume": "v2"}))),

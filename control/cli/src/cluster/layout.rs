@@ -5,7 +5,7 @@
 //! <dir>/kubeconfig          for kubectl and for this program
 //! <dir>/pki/                certificate authority, one certificate per party
 //! <dir>/api/objects.log     the embedded API server's file
-//! <dir>/nodes/<n>/disks/    replica data
+//! <dir>/nodes/<n>/disks/    its disks: files with an lvstore each
 //! <dir>/nodes/<n>/agent/    the agent's own state
 //! <dir>/run/*.pid, *.sock   running processes
 //! <dir>/log/*.log           their output
@@ -23,6 +23,10 @@ use serde::{Deserialize, Serialize};
 /// Most nodes of a local cluster: each has an address 127.0.0.n of its own.
 pub const NODES_MAX: u32 = 32;
 
+/// Limits of the size of a disk that nobody gave a size, in bytes.
+const DISK_SIZE_MIN: i64 = 1 << 30;
+const DISK_SIZE_MAX: i64 = 256 << 30;
+
 /// A local cluster as it was laid out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -33,6 +37,8 @@ pub struct Cluster {
     pub agent_port: u16,
     /// Port of NVMe/TCP on every node's address.
     pub data_port: u16,
+    /// Bytes of each node's disk, a sparse file.
+    pub disk_size: i64,
     /// The nodes.
     pub nodes: Vec<NodeLayout>,
 }
@@ -45,11 +51,38 @@ pub struct NodeLayout {
     pub name: String,
     /// Its loopback address.
     pub address: IpAddr,
+    /// The program of its data plane, if that is not the bundled one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_plane: Option<PathBuf>,
+}
+
+/// A program for the data plane of one node, or of all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataPlaneChoice {
+    node: Option<String>,
+    program: PathBuf,
+}
+
+impl std::str::FromStr for DataPlaneChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (node, program) = match text.split_once('=') {
+            Some((node, program)) => (Some(node.to_owned()), program),
+            None => (None, text),
+        };
+        let path = Path::new(program);
+        match path.canonicalize() {
+            Ok(program) if program.is_file() => Ok(Self { node, program }),
+            Ok(_) => Err(format!("{program} is not a program")),
+            Err(error) => Err(format!("{program}: {error}; [NODE=]PROGRAM is allowed")),
+        }
+    }
 }
 
 impl Cluster {
     /// A cluster of `count` nodes, on ports that are free now.
-    pub fn plan(count: u32, data_port: u16) -> Result<Self> {
+    pub fn plan(count: u32, data_port: u16, disk_size: i64) -> Result<Self> {
         if !(1..=NODES_MAX).contains(&count) {
             bail!("--nodes {count}: 1 to {NODES_MAX} are allowed");
         }
@@ -57,12 +90,25 @@ impl Cluster {
             .map(|n| NodeLayout {
                 name: format!("node-{n}"),
                 address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, u8::try_from(n).unwrap_or(1))),
+                data_plane: None,
             })
             .collect();
         let api_port = free_port(&nodes[..1], 7443)?;
         let agent_port = free_port(&nodes, 7450)?;
         let data_port = free_port(&nodes, data_port)?;
-        Ok(Self { api_port, agent_port, data_port, nodes })
+        Ok(Self { api_port, agent_port, data_port, disk_size, nodes })
+    }
+
+    /// Gives nodes other data planes.
+    pub fn choose_data_planes(&mut self, choices: &[DataPlaneChoice]) -> Result<()> {
+        for DataPlaneChoice { node, program } in choices {
+            if let Some(name) = node {
+                self.node(name)?;
+            }
+            let chosen = self.nodes.iter_mut().filter(|n| node.as_ref().is_none_or(|name| *name == n.name));
+            chosen.for_each(|n| n.data_plane = Some(program.clone()));
+        }
+        Ok(())
     }
 
     /// URL of the API server.
@@ -126,6 +172,18 @@ impl Layout {
     pub fn node_dir(&self, node: &str) -> PathBuf {
         self.dir.join("nodes").join(node)
     }
+    /// The file that is a node's disk.
+    pub fn disk_file(&self, node: &str) -> PathBuf {
+        self.node_dir(node).join("disks").join("disk-1")
+    }
+    /// Bytes for a disk of a new cluster: what the file system has now, within limits. The file takes only what is
+    /// written.
+    pub fn disk_size_default(&self) -> i64 {
+        let there = self.dir.ancestors().find_map(|dir| nix::sys::statvfs::statvfs(dir).ok());
+        let free = there.map_or(0, |stat| stat.blocks_available().saturating_mul(stat.fragment_size()));
+        let free = i64::try_from(free).unwrap_or(i64::MAX).clamp(DISK_SIZE_MIN, DISK_SIZE_MAX);
+        free / addax_api::MIB * addax_api::MIB
+    }
     /// Path of a Unix socket; kept short, since such paths end at 107 bytes.
     pub fn engine_socket(&self, node: &str) -> PathBuf {
         self.run().join(format!("{node}.sock"))
@@ -162,7 +220,7 @@ impl Layout {
             bail!("--dir {}: the path is too long for a Unix socket by {} bytes", self.dir.display(), longest - 100);
         }
         for node in &cluster.nodes {
-            fs::create_dir_all(self.node_dir(&node.name).join("disks").join("disk-1"))?;
+            fs::create_dir_all(self.node_dir(&node.name).join("disks"))?;
             fs::create_dir_all(self.node_dir(&node.name).join("agent"))?;
         }
         write_durable(&self.cluster_file(), serde_json::to_string_pretty(cluster)?.as_bytes(), 0o644)
@@ -198,7 +256,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::new(Some(dir.path().join("c"))).unwrap();
         assert_eq!(layout.load().unwrap(), None);
-        let cluster = Cluster::plan(3, 14420).unwrap();
+        let mut cluster = Cluster::plan(3, 14420, 1 << 30).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let choice = |text: &str| text.parse::<DataPlaneChoice>();
+        cluster.choose_data_planes(&[choice(&format!("node-2={}", program.display())).unwrap()]).unwrap();
+        let chosen: Vec<bool> = cluster.nodes.iter().map(|n| n.data_plane.is_some()).collect();
+        assert_eq!(chosen, [false, true, false]);
+        let absent = choice(&format!("node-9={}", program.display())).unwrap();
+        assert!(cluster.choose_data_planes(&[absent]).unwrap_err().to_string().contains("node-9"));
+        assert!(choice("node-1=/no/such/program").unwrap_err().contains("[NODE=]PROGRAM"));
         layout.save(&cluster).unwrap();
         assert_eq!(layout.load().unwrap(), Some(cluster));
     }
@@ -206,7 +272,7 @@ mod tests {
     #[test]
     fn bad_counts_and_damaged_files_are_refused_with_a_reason() {
         for count in [0, 33] {
-            assert!(Cluster::plan(count, 14420).unwrap_err().to_string().contains("1 to 32"));
+            assert!(Cluster::plan(count, 14420, 1 << 30).unwrap_err().to_string().contains("1 to 32"));
         }
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("cluster.json"), "{").unwrap();

@@ -21,8 +21,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use kube::api::PostParams;
 use kube::{Api, Client};
 
-use self::layout::{Cluster, Layout, NodeLayout};
+use self::layout::{Cluster, DataPlaneChoice, Layout, NodeLayout};
 use self::process::Daemon;
+use crate::verbs::disk;
 
 /// How long the API server, and then all nodes, may take to become ready.
 const READY_DEADLINE: Duration = Duration::from_secs(60);
@@ -40,21 +41,35 @@ pub struct UpOptions {
     /// Number of nodes; what the cluster has already, or [`NODES_DEFAULT`], unless given.
     pub nodes: Option<u32>,
     pub data_port: u16,
+    /// Bytes of each node's disk in a new cluster.
+    pub disk_size: Option<i64>,
+    /// Other data planes than the bundled one.
+    pub data_planes: Vec<DataPlaneChoice>,
     pub quiet: bool,
 }
 
 /// Starts what is missing of the cluster in `layout`, and waits until it is ready.
 pub async fn up(layout: &Layout, options: &UpOptions) -> Result<Cluster> {
-    let cluster = match layout.load()? {
+    let mut cluster = match layout.load()? {
         Some(cluster) => {
             let (dir, nodes) = (layout.dir().display(), cluster.nodes.len());
             if let Some(wanted) = options.nodes.filter(|wanted| *wanted as usize != nodes) {
                 bail!("the cluster in {dir} has {nodes} nodes: --nodes {wanted} is not allowed for it");
             }
+            let size = cluster.disk_size;
+            if let Some(wanted) = options.disk_size.filter(|wanted| *wanted != size) {
+                bail!(
+                    "the disks of the cluster in {dir} have {size} bytes: --disk-size {wanted} is not allowed for it"
+                );
+            }
             cluster
         }
-        None => Cluster::plan(options.nodes.unwrap_or(NODES_DEFAULT), options.data_port)?,
+        None => {
+            let size = options.disk_size.unwrap_or_else(|| layout.disk_size_default());
+            Cluster::plan(options.nodes.unwrap_or(NODES_DEFAULT), options.data_port, size)?
+        }
     };
+    cluster.choose_data_planes(&options.data_planes)?;
     layout.save(&cluster)?;
     ensure_certificates(layout, &cluster)?;
     let progress = spinner(options.quiet);
@@ -241,5 +256,10 @@ async fn node_ready(client: Client, name: String) -> bool {
     let Ok(node) = nodes.get(&name).await else { return false };
     let status = node.status.unwrap_or_default();
     let is_true = |type_: &str| addax_api::condition::is_true(&status.conditions, type_);
-    is_true("Ready") && is_true("Schedulable")
+    // A disk that is refused has its reason, and waiting does not help.
+    let decided = |disk: &String| {
+        let conditions = status.disk_status.get(disk).map(|disk| disk.conditions.as_slice()).unwrap_or_default();
+        addax_api::condition::get(conditions, "Ready").is_some_and(|ready| !disk::passes(ready))
+    };
+    is_true("Ready") && is_true("Schedulable") && node.spec.disks.keys().all(decided)
 }

@@ -1,5 +1,6 @@
-//! Verbs on objects: `addax volume …`, `addax node …`, `addax hugepages …`.
+//! Verbs on objects: `addax volume …`, `addax disk …`, `addax node …`, `addax hugepages …`.
 
+pub mod disk;
 pub mod hugepages;
 pub mod node;
 mod room;

@@ -75,14 +75,16 @@ fn show(node: &Node, format: Format) -> Result<()> {
     println!();
     output::print(
         format,
-        &["disk", "path", "schedulable", "size", "free", "scheduled", "replicas"],
+        &["disk", "type", "place", "ready", "schedulable", "size", "free", "scheduled", "replicas"],
         &disks,
         |(name, disk)| {
             let seen = status.disk_status.get(*name).cloned().unwrap_or_default();
             vec![
                 (*name).clone(),
-                disk.path.clone(),
-                disk.allow_scheduling.to_string(),
+                disk.type_.as_str().to_owned(),
+                disk.place(),
+                super::disk::reason(&seen, addax_api::node::CONDITION_READY),
+                super::disk::reason(&seen, addax_api::node::CONDITION_SCHEDULABLE),
                 output::bytes(seen.storage_maximum),
                 output::bytes(seen.storage_available),
                 output::bytes(seen.storage_scheduled),

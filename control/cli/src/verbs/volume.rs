@@ -328,6 +328,9 @@ async fn show(client: &Client, volume: &str, format: Format) -> Result<()> {
             if config.clean { "closed cleanly" } else { "open" }
         );
     }
+    if status.consistency == Some(addax_api::volume::Consistency::BestEffort) {
+        println!("consistency: bestEffort, since a stock data plane serves it");
+    }
     let engine = api::<Engine>(client).get_opt(&name::engine_name(volume)).await.map_err(api_error)?;
     let modes = engine.and_then(|e| e.status).map(|s| s.replica_modes).unwrap_or_default();
     let of_volume = ListParams::default().labels(&format!("{}={volume}", addax_api::LABEL_VOLUME));

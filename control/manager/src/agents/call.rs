@@ -6,6 +6,7 @@ use addax_api::{InstanceState, ReplicaAddress};
 use addax_plan::action::AgentCall;
 use addax_proto::engine_v1 as pb;
 use jiff::Timestamp;
+use pb::disks_client::DisksClient;
 use pb::engines_client::EnginesClient;
 use pb::replicas_client::ReplicasClient;
 use tonic::transport::Channel;
@@ -37,8 +38,12 @@ fn deadline(call: &AgentCall) -> Duration {
         | AgentCall::RemoveReplica { .. }
         | AgentCall::SetAllowedHosts { .. }
         | AgentCall::StopReplica { .. }
-        | AgentCall::DeleteReplica { .. } => LONG_DEADLINE,
-        AgentCall::StartReplica { .. } | AgentCall::StartEngine { .. } | AgentCall::AddReplica { .. } => SHORT_DEADLINE,
+        | AgentCall::DeleteReplica { .. }
+        | AgentCall::RemoveDisk { .. } => LONG_DEADLINE,
+        AgentCall::PutDisk { .. }
+        | AgentCall::StartReplica { .. }
+        | AgentCall::StartEngine { .. }
+        | AgentCall::AddReplica { .. } => SHORT_DEADLINE,
     }
 }
 
@@ -61,6 +66,14 @@ async fn send(
         };
     }
     Ok(match call.clone() {
+        AgentCall::PutDisk { disk, wish } => {
+            Some(view::disk_change(ask!(DisksClient.put_disk, view::put_disk(disk, wish))))
+        }
+        AgentCall::RemoveDisk { disk } => {
+            let message = pb::RemoveDiskRequest { name: disk.clone() };
+            let _: pb::RemoveDiskResponse = ask!(DisksClient.remove_disk, message);
+            Some(AgentChange::Disk(disk, None))
+        }
         AgentCall::StartReplica { name, volume, disk, size_bytes, create } => {
             let size_bytes = bytes(size_bytes);
             let message = pb::StartReplicaRequest { name, volume, disk, size_bytes, create };

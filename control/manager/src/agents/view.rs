@@ -1,7 +1,8 @@
 //! From the words of agents to the words of plans.
 
+use addax_api::node::{DiskType, RemoteNamespace, UnmanagedLvol};
 use addax_api::{Address, InstanceState};
-use addax_plan::observed::{AgentDisk, AgentEngine, AgentMember, AgentReplica, MemberMode};
+use addax_plan::observed::{AgentDisk, AgentEngine, AgentMember, AgentReplica, DiskWish, MemberMode};
 use addax_proto::engine_v1 as pb;
 use jiff::Timestamp;
 
@@ -16,7 +17,8 @@ pub(crate) fn change(event: pb::event::Object, now: Timestamp) -> Option<AgentCh
     Some(match event {
         Object::Replica(replica) => replica_change(replica, now),
         Object::Engine(engine) => engine_change(engine, now),
-        Object::Disk(disk) => AgentChange::Disk(disk.name.clone(), self::disk(disk)),
+        Object::Disk(disk) => disk_change(disk),
+        Object::DiskGone(name) => AgentChange::Disk(name, None),
         Object::ReplicaGone(name) => AgentChange::Replica(name, None),
         Object::EngineGone(volume) => AgentChange::Engine(volume, None),
         Object::Info(info) => AgentChange::Info {
@@ -49,6 +51,7 @@ pub(crate) fn engine_change(engine: pb::Engine, now: Timestamp) -> AgentChange {
         message: engine.message,
         epoch: engine.epoch,
         engine_instance: engine.engine_instance,
+        best_effort: engine.best_effort,
         replicas: engine.replicas.into_iter().map(|replica| member(replica, now)).collect(),
         allowed_hosts: engine.allowed_hosts,
         changed_at: now,
@@ -56,13 +59,80 @@ pub(crate) fn engine_change(engine: pb::Engine, now: Timestamp) -> AgentChange {
     AgentChange::Engine(engine.volume, Some(seen))
 }
 
-fn disk(disk: pb::Disk) -> AgentDisk {
-    let bytes = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
-    AgentDisk {
+/// A disk as it is now.
+pub(crate) fn disk_change(disk: pb::Disk) -> AgentChange {
+    let lvol = |lvol: pb::Lvol| (lvol.name, UnmanagedLvol { uuid: lvol.uuid, size: bytes(lvol.size_bytes) });
+    let seen = AgentDisk {
+        wish: disk.wish.map(wish).unwrap_or_default(),
         uuid: disk.uuid,
+        lvstore: disk.lvstore,
+        device: disk.device,
+        fingerprint: disk.fingerprint,
+        cluster_bytes: bytes(disk.cluster_bytes),
+        block_bytes: disk.block_bytes,
+        no_overcommit: disk.no_overcommit,
         size_bytes: bytes(disk.size_bytes),
         available_bytes: bytes(disk.available_bytes),
-        error: disk.error,
+        unmanaged_bytes: bytes(disk.unmanaged_bytes),
+        unmanaged_count: disk.unmanaged_count,
+        unmanaged: disk.unmanaged.into_iter().map(lvol).collect(),
+        reason: disk.reason,
+        message: disk.message,
+    };
+    AgentChange::Disk(disk.name, Some(seen))
+}
+
+fn bytes(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// The inverse of what a call is made of, so that the two compare.
+fn wish(request: pb::PutDiskRequest) -> DiskWish {
+    let type_ = match request.kind() {
+        pb::DiskKind::Block => DiskType::Block,
+        pb::DiskKind::Nvme => DiskType::Nvme,
+        pb::DiskKind::File | pb::DiskKind::Unspecified => DiskType::File,
+    };
+    let nvme = request.namespace_at.and_then(address).map(|at| RemoteNamespace {
+        traddr: at.traddr,
+        trsvcid: at.trsvcid,
+        nqn: at.nqn,
+        nsid: request.nsid,
+    });
+    DiskWish {
+        type_,
+        path: request.path,
+        nvme,
+        size: bytes(request.size_bytes),
+        create: request.create,
+        erase: request.erase,
+        uuid: request.uuid,
+        device: request.device,
+    }
+}
+
+/// What is asked of an agent about a disk.
+pub(super) fn put_disk(name: String, wish: DiskWish) -> pb::PutDiskRequest {
+    let kind = match wish.type_ {
+        DiskType::File => pb::DiskKind::File,
+        DiskType::Block => pb::DiskKind::Block,
+        DiskType::Nvme => pb::DiskKind::Nvme,
+    };
+    let nsid = wish.nvme.as_ref().map_or(0, |at| at.nsid);
+    let namespace_at =
+        wish.nvme.map(|at| pb::Address { traddr: at.traddr, trsvcid: u32::from(at.trsvcid), nqn: at.nqn });
+    pb::PutDiskRequest {
+        name,
+        kind: kind.into(),
+        path: wish.path,
+        namespace_at,
+        nsid,
+        // The schema refuses sizes below zero.
+        size_bytes: u64::try_from(wish.size).unwrap_or(0),
+        create: wish.create,
+        erase: wish.erase,
+        uuid: wish.uuid,
+        device: wish.device,
     }
 }
 
@@ -98,4 +168,20 @@ fn member(member: pb::ReplicaMode, now: Timestamp) -> (String, AgentMember) {
         changed_at: now,
     };
     (member.replica, seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_about_a_disk_compares_with_what_the_agent_tells() {
+        let file = DiskWish { path: "/d".to_owned(), size: 1 << 30, create: true, ..DiskWish::default() };
+        let block = DiskWish { type_: DiskType::Block, erase: "abc".to_owned(), size: 0, ..file.clone() };
+        let at = RemoteNamespace { traddr: "::1".to_owned(), trsvcid: 4420, nqn: "nqn.x".to_owned(), nsid: 3 };
+        let remote = DiskWish { type_: DiskType::Nvme, nvme: Some(at), uuid: "u".to_owned(), ..DiskWish::default() };
+        for asked in [file, block, remote] {
+            assert_eq!(wish(put_disk("d".to_owned(), asked.clone())), asked);
+        }
+    }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use addax_plan::action::{CallTarget, Key};
+use addax_plan::action::{CallTarget, Key, Kind};
 use addax_plan::observed::{AgentDisk, AgentEngine, AgentReplica, AgentView, CallFailure, Observed};
 use addax_plan::related;
 use jiff::{SignedDuration, Timestamp};
@@ -18,9 +18,11 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 /// Longest delay between failures of a call.
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
-/// Something that an agent runs.
+/// Something that an agent has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum AgentInstance {
+    /// A disk, by name.
+    Disk(String),
     /// A replica, by name.
     Replica(String),
     /// An engine, by its volume.
@@ -31,6 +33,7 @@ impl AgentInstance {
     /// What a call changes.
     pub(crate) fn of(target: &CallTarget) -> Self {
         match target {
+            CallTarget::Disk(name) => Self::Disk(name.clone()),
             CallTarget::Replica(name) => Self::Replica(name.clone()),
             CallTarget::Engine(volume) | CallTarget::Member(volume, _) => Self::Engine(volume.clone()),
         }
@@ -38,6 +41,7 @@ impl AgentInstance {
 
     fn keys(&self, node: &str) -> BTreeSet<Key> {
         match self {
+            Self::Disk(_) => BTreeSet::from([Key::new(Kind::Node, node)]),
             Self::Replica(name) => related::of_agent_instance(node, Some(name), None),
             Self::Engine(volume) => related::of_agent_instance(node, None, Some(volume)),
         }
@@ -74,8 +78,8 @@ pub(crate) enum AgentChange {
     Replica(String, Option<AgentReplica>),
     /// An engine as it is now, by its volume; `None` when it is gone.
     Engine(String, Option<AgentEngine>),
-    /// A disk as it is now.
-    Disk(String, AgentDisk),
+    /// A disk as it is now; `None` when it is forgotten.
+    Disk(String, Option<AgentDisk>),
     /// The agent itself.
     Info {
         /// Name and version of the data plane.
@@ -92,7 +96,8 @@ impl AgentChange {
         match self {
             Self::Replica(name, _) => Some(AgentInstance::Replica(name.clone())),
             Self::Engine(volume, _) => Some(AgentInstance::Engine(volume.clone())),
-            Self::Disk(..) | Self::Info { .. } => None,
+            Self::Disk(name, _) => Some(AgentInstance::Disk(name.clone())),
+            Self::Info { .. } => None,
         }
     }
 
@@ -101,7 +106,7 @@ impl AgentChange {
         match self {
             Self::Replica(name, replica) => put(&mut view.replicas, name, replica, keep_replica_time),
             Self::Engine(volume, engine) => put(&mut view.engines, volume, engine, keep_engine_time),
-            Self::Disk(name, disk) => put(&mut view.disks, name, Some(disk), |_, _| {}),
+            Self::Disk(name, disk) => put(&mut view.disks, name, disk, |_, _| {}),
             Self::Info { data_plane, data_plane_instance, api_version } => {
                 let old = (view.data_plane.clone(), view.data_plane_instance.clone(), view.api_version);
                 let new = (data_plane, data_plane_instance, api_version);

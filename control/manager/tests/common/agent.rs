@@ -11,6 +11,7 @@ use addax_proto::engine_v1 as pb;
 use futures::{Stream, StreamExt};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
+use pb::disks_server::{Disks, DisksServer};
 use pb::engines_server::{Engines, EnginesServer};
 use pb::events_server::{Events, EventsServer};
 use pb::replicas_server::{Replicas, ReplicasServer};
@@ -40,6 +41,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    disks: BTreeMap<String, pb::Disk>,
     replicas: BTreeMap<String, pb::Replica>,
     engines: BTreeMap<String, pb::Engine>,
     /// Data on the disk: name of the replica and whether it is fresh.
@@ -66,6 +68,7 @@ impl FakeAgent {
             server = server.tls_config(super::pki::server(tls)).unwrap();
         }
         let server = server
+            .add_service(DisksServer::new(agent.clone()))
             .add_service(ReplicasServer::new(agent.clone()))
             .add_service(EnginesServer::new(agent.clone()))
             .add_service(EventsServer::new(agent.clone()))
@@ -147,15 +150,41 @@ impl FakeAgent {
         }
     }
 
-    fn disk(&self) -> pb::Disk {
+    fn disk(&self, wish: pb::PutDiskRequest) -> pb::Disk {
         pb::Disk {
-            name: "disk-1".to_owned(),
-            path: "/disk-1".to_owned(),
+            name: wish.name.clone(),
+            wish: Some(wish),
             uuid: format!("disk-of-{}", self.shared.node),
             size_bytes: 100 * GIB,
             available_bytes: 90 * GIB,
-            error: String::new(),
+            cluster_bytes: 1 << 20,
+            block_bytes: 4096,
+            ..pb::Disk::default()
         }
+    }
+}
+
+#[tonic::async_trait]
+impl Disks for FakeAgent {
+    async fn list_disks(&self, _: Request<pb::ListDisksRequest>) -> Result<Response<pb::ListDisksResponse>, Status> {
+        Err(Status::unimplemented("not asked for here"))
+    }
+
+    async fn put_disk(&self, request: Request<pb::PutDiskRequest>) -> Result<Response<pb::Disk>, Status> {
+        let disk = self.disk(request.into_inner());
+        self.state().disks.insert(disk.name.clone(), disk.clone());
+        self.tell(pb::event::Object::Disk(disk.clone()));
+        Ok(Response::new(disk))
+    }
+
+    async fn remove_disk(
+        &self,
+        request: Request<pb::RemoveDiskRequest>,
+    ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
+        let name = request.into_inner().name;
+        self.state().disks.remove(&name);
+        self.tell(pb::event::Object::DiskGone(name));
+        Ok(Response::new(pb::RemoveDiskResponse {}))
     }
 }
 
@@ -174,7 +203,8 @@ impl Events for FakeAgent {
             has_mirror: true,
             ..pb::Info::default()
         };
-        let mut first = vec![Object::Info(info), Object::Disk(self.disk())];
+        let mut first = vec![Object::Info(info)];
+        first.extend(state.disks.values().cloned().map(Object::Disk));
         first.extend(state.replicas.values().cloned().map(Object::Replica));
         first.extend(state.engines.values().cloned().map(Object::Engine));
         first.push(Object::Synced(true));

@@ -4,7 +4,7 @@ use addax_api::Node;
 use addax_api::condition;
 use addax_api::node::{CONDITION_READY, CONDITION_SCHEDULABLE, DiskSpec, DiskStatus};
 
-use super::{Candidate, Refusal, Request, Scheduler};
+use super::{Candidate, Refusal, Request, Scheduler, whole_clusters};
 use crate::observed::Tabled;
 
 /// Whether any disk of the node comes into question.
@@ -62,10 +62,11 @@ pub(super) fn disk<'a>(
         disk: name,
         maximum: status.storage_maximum,
         available: status.storage_available,
-        reserved: spec.storage_reserved,
+        reserved: spec.storage_reserved.saturating_add(status.storage_unmanaged),
         scheduled: scheduler.scheduled(node, name),
+        no_overcommit: status.no_overcommit,
     };
-    capacity(scheduler, request.size, &candidate)?;
+    capacity(scheduler, whole_clusters(request.size, status.cluster_size), &candidate)?;
     Ok(candidate)
 }
 
@@ -77,7 +78,8 @@ fn capacity(scheduler: &Scheduler<'_>, need: i64, disk: &Candidate<'_>) -> Resul
         return Err(Refusal::DiskFull { available: disk.available, keep_free });
     }
     let usable = disk.maximum.saturating_sub(disk.reserved).max(0);
-    let limit = percent(usable, settings.storage_over_provisioning_percentage);
+    let most = if disk.no_overcommit { 100 } else { i64::MAX };
+    let limit = percent(usable, settings.storage_over_provisioning_percentage.min(most));
     if need.saturating_add(disk.scheduled) > limit {
         return Err(Refusal::DiskOverCommitted { scheduled: disk.scheduled, limit });
     }

@@ -55,8 +55,11 @@ pub(crate) struct Candidate<'a> {
     pub(crate) disk: &'a str,
     pub(crate) maximum: i64,
     pub(crate) available: i64,
+    /// What is not for copies: the administrator's reserve and lvols of others.
     pub(crate) reserved: i64,
     pub(crate) scheduled: i64,
+    /// Whether no more may be promised than there is.
+    pub(crate) no_overcommit: bool,
 }
 
 /// Placements of one pass: it knows what it has placed already.
@@ -103,24 +106,34 @@ impl<'a> Scheduler<'a> {
 
     /// Bytes of all copies placed on the disk: those of the snapshot, and those of this pass.
     fn scheduled(&self, node: &str, disk: &str) -> i64 {
-        let present = scheduled_replicas(self.observed, node, disk).map(|(_, size)| size);
+        let status = self.observed.nodes.get(node).and_then(|node| node.status.as_ref()?.disk_status.get(disk));
+        let cluster = status.map_or(0, |status| status.cluster_size);
+        let present = scheduled_replicas(self.observed, node, disk, cluster).map(|(_, size)| size);
         let placed =
             self.placed.iter().filter(|(place, _)| place.node == node && place.disk == disk).map(|(_, size)| *size);
         present.chain(placed).fold(0_i64, i64::saturating_add)
     }
 }
 
-/// The copies placed on a disk, with their sizes. One that is being deleted counts until its data is gone.
+/// The copies placed on a disk, with the bytes that they may take: whole clusters. One that is being deleted counts until
+/// its data is gone.
 pub fn scheduled_replicas<'a>(
     observed: &'a Observed,
     node: &str,
     disk: &'a str,
+    cluster: i64,
 ) -> impl Iterator<Item = (String, i64)> + use<'a> {
     observed
         .replicas
         .on_node(node)
         .filter(move |replica| replica.spec.disk_id == disk)
-        .map(|replica| (replica.reference().name, replica.spec.size))
+        .map(move |replica| (replica.reference().name, whole_clusters(replica.spec.size, cluster)))
+}
+
+/// A size in whole clusters; 0 for a disk whose clusters are not known.
+fn whole_clusters(size: i64, cluster: i64) -> i64 {
+    let cluster = cluster.max(1);
+    size.saturating_add(cluster - 1) / cluster * cluster
 }
 
 #[cfg(test)]

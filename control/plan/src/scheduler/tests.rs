@@ -1,6 +1,7 @@
 use super::refusal::bytes;
 use super::*;
-use crate::build::{at, node, observed, replica};
+use crate::build::{at, node, observed, replica, setting};
+use addax_api::node::DiskStatus;
 
 const GIB: i64 = 1 << 30;
 
@@ -112,6 +113,26 @@ fn capacity_is_exact_at_its_edges() {
         .with(replica("a", "w").on("n1", "d").size(50 * GIB));
     assert!(place(&observed, &request(50 * GIB)).is_ok());
     assert!(place(&observed, &request(50 * GIB + 1)).is_err());
+}
+
+#[test]
+fn what_others_have_on_a_disk_is_not_promised_and_copies_take_whole_clusters() {
+    let disk = |change: fn(&mut DiskStatus)| observed().with(node("n1").disk("d", 100 * GIB).disk_status("d", change));
+    let foreign = disk(|status| status.storage_unmanaged = 60 * GIB);
+    assert!(place(&foreign, &request(40 * GIB)).is_ok());
+    assert!(place(&foreign, &request(40 * GIB + 1)).is_err());
+    let coarse = disk(|status| status.cluster_size = 30 * GIB).with(replica("a", "w").on("n1", "d").size(1));
+    assert!(place(&coarse, &request(60 * GIB)).is_ok());
+    assert!(place(&coarse, &request(60 * GIB + 1)).is_err());
+}
+
+#[test]
+fn a_disk_that_cannot_tell_that_it_is_full_is_never_promised_twice() {
+    let over = || observed().with(setting("storage-over-provisioning-percentage", "200"));
+    let thin = over().with(node("n1").disk("d", 100 * GIB)).with(replica("a", "w").on("n1", "d").size(99 * GIB));
+    assert!(place(&thin, &request(2 * GIB)).is_ok());
+    let stock = thin.with(node("n1").disk("d", 100 * GIB).disk_status("d", |status| status.no_overcommit = true));
+    assert!(matches!(&reasons(place(&stock, &request(2 * GIB)))[..], [Refusal::DiskOverCommitted { .. }]));
 }
 
 #[test]

@@ -38,6 +38,7 @@ fn detached(pass: &mut Pass<'_>) {
     status.state = VolumeState::Detached;
     status.current_node_id = String::new();
     status.endpoint = None;
+    status.consistency = None;
     condition::remove(&mut status.conditions, CONDITION_REPLICAS_READY);
 }
 
@@ -135,10 +136,12 @@ fn keep(pass: &mut Pass<'_>, config: &VolumeConfig, engine: &Engine) {
     let state = engine.status.as_ref().map_or(InstanceState::Stopped, |status| status.current_state);
     let endpoint = engine.status.as_ref().and_then(|status| status.endpoint.as_ref());
     let endpoint = endpoint.map(|address| Endpoint::new(address, &engine.spec.uuid));
+    let consistency = engine.status.as_ref().and_then(|status| status.consistency);
     let was_attached = pass.state() == VolumeState::Attached;
     let ready = condition::is_true(&pass.status().conditions, CONDITION_REPLICAS_READY);
     let status = pass.status();
     status.current_node_id = engine.spec.node_id.clone();
+    status.consistency = consistency.or(status.consistency);
     match state {
         InstanceState::Running => {
             status.state = VolumeState::Attached;

@@ -43,7 +43,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 use crate::action::{Action, Object, Severity};
 use crate::observed::{Observed, Tabled};
-use crate::{replenish, write};
+use crate::{evict, replenish, write};
 
 pub(crate) use attach::address_of;
 pub(crate) use members::serving;
@@ -116,6 +116,7 @@ impl<'a> Pass<'a> {
                 if !self.old.is_deleting() {
                     replenish::step(self, &config);
                 }
+                evict::step(self, &config);
             }
         }
     }

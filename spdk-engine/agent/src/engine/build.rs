@@ -1,10 +1,10 @@
-//! The data-plane objects of an engine: controllers to the replicas, the mirror, the subsystem for hosts.
+//! The data-plane objects of an engine: controllers to the replicas, the mirror or array, the subsystem for hosts.
 //!
 //! *What it is.* Names, and the steps that make and take away these objects.
 //!
 //! *Invariants.* A controller's name holds the epoch, so a new engine never uses a connection of an older one. A
-//! controller reconnects by itself only to a data plane that drains the old session first; to a stock `spdk_tgt` every
-//! new session goes through a promote (rules 13 and 14).
+//! mirror's controller reconnects by itself only to a data plane that drains the old session first; to a stock `spdk_tgt`
+//! every new session goes through a promote (rules 13 and 14).
 //!
 //! *When things fail.* All steps can be repeated. [`sweep`] removes whatever an earlier life left behind.
 
@@ -15,10 +15,12 @@ use std::time::Duration;
 use addax_api::nqn::{engine_host_nqn, volume_nqn};
 use uuid::Uuid;
 
+use super::device;
 use crate::error::AgentError;
 use crate::replica::DRAIN_DEADLINE;
 use crate::rpc::{AttachParams, Client, Listener, RpcError};
 use crate::state::{EngineWish, MemberWish};
+use crate::supervise::Plane;
 
 /// Deadline of attaching to a replica.
 pub(super) const ATTACH_DEADLINE: Duration = Duration::from_secs(5);
@@ -65,18 +67,34 @@ fn parse_controller(name: &str) -> Option<(&str, &str, u64)> {
     Some((volume, replica, epoch.parse().ok()?))
 }
 
+/// The volume, the replica and the epoch of the device behind a controller.
+pub(super) fn parse_leg(bdev: &str) -> Option<(&str, &str, u64)> {
+    parse_controller(bdev.strip_suffix("n1")?)
+}
+
+/// Whether a replica's data plane is a stock one, where no new session may begin without a promote; the supervisor makes
+/// the instances of such ones up.
+pub(super) fn is_stock(plane_instance: &str) -> bool {
+    plane_instance.starts_with("pid-")
+}
+
 /// Connects to a replica that was promoted, and whose data plane is `plane_instance`. What is left of an earlier
 /// connection of this epoch is ended first.
 pub(super) async fn attach(
-    client: &Client,
+    plane: &Plane,
     identity: &Identity,
     member: &MemberWish,
     plane_instance: &str,
 ) -> Result<(), RpcError> {
+    let client = &plane.client;
     let name = controller_name(identity, &member.replica);
     client.bdev_nvme_detach_controller(&name).await?;
-    // Stock data planes have an instance that the agent made up; see `supervise`.
-    let drains = !plane_instance.starts_with("pid-");
+    let (loss, delay) = match (plane.has_mirror(), is_stock(plane_instance)) {
+        (true, false) => (-1, 1),
+        (true, true) => (0, 0),
+        // An array knows of no grace: what does not come back soon is taken from it.
+        (false, _) => (2, 1),
+    };
     let is_ipv6 = member.traddr.contains(':');
     let params = AttachParams {
         name,
@@ -86,11 +104,11 @@ pub(super) async fn attach(
         trsvcid: member.trsvcid.to_string(),
         subnqn: member.nqn.clone(),
         hostnqn: identity.host_nqn(),
-        ctrlr_loss_timeout_sec: if drains { -1 } else { 0 },
-        reconnect_delay_sec: u32::from(drains),
+        ctrlr_loss_timeout_sec: loss,
+        reconnect_delay_sec: delay,
         fast_io_fail_timeout_sec: 0,
         // The mirror itself sends again what is still wanted; done twice it would be a ghost write.
-        addax_no_replay: true,
+        addax_no_replay: plane.has_mirror(),
     };
     let devices = client.bdev_nvme_attach_controller(&params, ATTACH_DEADLINE).await?;
     let expected = leg_bdev(identity, &member.replica);
@@ -126,9 +144,10 @@ pub(super) async fn detach_others(
 }
 
 /// Removes all objects of a volume's engine, whatever state they are in.
-pub(super) async fn sweep(client: &Client, volume: &str) -> Result<(), RpcError> {
-    // The mirror first: I/O of hosts that hangs in it would keep their sessions from ending.
-    client.addax_mirror_delete(&mirror_name(volume)).await?;
+pub(super) async fn sweep(plane: &Plane, volume: &str) -> Result<(), RpcError> {
+    let client = &plane.client;
+    // The device first: I/O of hosts that hangs in it would keep their sessions from ending.
+    device::sweep(plane, volume).await?;
     client.nvmf_delete_subsystem(&volume_nqn(volume)).await?;
     detach_others(client, volume, |_, _| false).await
 }
@@ -191,5 +210,7 @@ mod tests {
         }
         assert_eq!(volume_of(&mirror_name("v")), Some("v"));
         assert_eq!(leg_bdev(&identity, "a"), "m.v.a.12n1");
+        assert_eq!(parse_leg("m.v.a.12n1"), Some(("v", "a", 12)));
+        assert_eq!(parse_leg("pad.v.3"), None);
     }
 }

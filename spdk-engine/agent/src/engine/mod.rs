@@ -14,10 +14,12 @@
 //! *When things fail.* [`AgentError`] for calls; the state of an engine carries the reason in its message.
 
 mod build;
+mod device;
 mod events;
 mod open;
 mod owner;
 mod peers;
+mod raid;
 mod swaps;
 
 pub use peers::Peers;
@@ -188,8 +190,8 @@ impl Engines {
     pub async fn start(&self, request: pb::StartEngineRequest) -> Result<pb::Engine, AgentError> {
         let wish = parse_wish(request)?;
         let status = self.context.plane.borrow().plane.clone();
-        if status.is_some_and(|plane| !plane.has_mirror()) {
-            let text = "the data plane of this node has no mirror (a stock spdk_tgt): it holds replicas, not engines";
+        if status.is_some_and(|plane| !plane.can_serve()) {
+            let text = "the data plane of this node has neither a mirror nor a raid1: it holds replicas, not engines";
             return Err(AgentError::Forbidden(text.to_owned()));
         }
         let volume = wish.volume.clone();

@@ -21,14 +21,16 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use mirror_core::{
     Config, EngineInstance, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams, Opener, OpenerParams, Options,
-    PromoteError, ReplicaId, VolumeId,
+    PromoteError, ReplicaId, SwapOutcome, VolumeId,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::Signals;
 use super::build::{self, Identity};
+use super::device::Device;
 use super::peers::Peers;
-use crate::arbiter::{Arbiter, block_size, config_to_mirror};
+use crate::arbiter::{Arbiter, block_size, config_to_mirror, mirror_to_config};
 use crate::error::AgentError;
 use crate::replica::Promotion;
 use crate::rpc::{LegParams, MirrorParams};
@@ -44,12 +46,14 @@ pub(super) struct Attempt {
     /// The wish as it is now; members may be told while the attempt runs.
     pub(super) wish: watch::Receiver<EngineWish>,
     pub(super) instance: String,
+    pub(super) signals: Arc<Signals>,
 }
 
 /// A mirror that runs.
 #[derive(Clone, Debug)]
 pub(super) struct Opened {
     pub(super) plane: Arc<Plane>,
+    pub(super) device: Device,
     pub(super) identity: Identity,
     pub(super) config: Config,
     /// Data-plane instance of each replica when it was promoted.
@@ -89,7 +93,7 @@ impl Attempt {
 pub(super) async fn open(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<Opened, OpenFailure> {
     let volume = attempt.volume();
     let client = &attempt.plane.client;
-    build::sweep(client, &volume).await.map_err(AgentError::from)?;
+    build::sweep(&attempt.plane, &volume).await.map_err(AgentError::from)?;
     let steps = async {
         let (params, known) = run(attempt, raised).await?;
         create(attempt, &params, &known).await.map_err(OpenFailure::from)
@@ -100,7 +104,7 @@ pub(super) async fn open(attempt: &Attempt, raised: &watch::Sender<u64>) -> Resu
         () = client.closed() => Err(AgentError::Unavailable("the data plane ended meanwhile".to_owned()).into()),
     };
     if opened.is_err()
-        && let Err(error) = build::sweep(client, &volume).await
+        && let Err(error) = build::sweep(&attempt.plane, &volume).await
     {
         // The next attempt sweeps again, or the data plane is gone and everything with it.
         tracing::warn!(volume, %error, "cannot remove what a failed opening left behind");
@@ -237,7 +241,7 @@ async fn promote_and_attach(
     };
     let promoted = attempt.peers.promote(&member, promotion).await?;
     let plane = promoted.data_plane_instance;
-    if let Err(error) = build::attach(&attempt.plane.client, identity, &member, &plane).await {
+    if let Err(error) = build::attach(&attempt.plane, identity, &member, &plane).await {
         tracing::warn!(volume = %identity.volume, replica, %error, "promoted, but cannot be connected");
         return Err(PromoteError::Unreachable);
     }
@@ -291,7 +295,7 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         local: leg.local,
     };
     let replica_of = |id| params.legs.iter().find(|leg| leg.leg == id).map(|leg| leg.replica.as_str().to_owned());
-    let mirror = MirrorParams {
+    let mut mirror = MirrorParams {
         name: build::mirror_name(&wish.volume),
         uuid: build::mirror_uuid(&wish.uuid).to_string(),
         block_size: params.block_size,
@@ -301,17 +305,45 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         legs: params.legs.iter().map(leg).collect(),
         equalise_from: params.equalise_from.and_then(replica_of),
     };
-    attempt.plane.client.addax_mirror_create(&mirror).await?;
+    if !attempt.plane.has_mirror()
+        && let Some(source) = mirror.equalise_from.take()
+    {
+        let next = leave_unequal(config, &source);
+        settle(attempt, config, &next).await?;
+        mirror.config = config_to_mirror(&next);
+    }
+    let config = mirror_to_config(&mirror.config).map_err(|error| AgentError::Internal(error.to_string()))?;
+    let device = Device::create(&attempt.plane, &mirror, attempt.signals.clone()).await?;
     // Connections that the decision has no use for.
     let legs: BTreeSet<&str> = params.legs.iter().map(|leg| leg.replica.as_str()).collect();
     let wanted = |replica: &str, epoch| epoch == identity.epoch && legs.contains(replica);
     build::detach_others(&attempt.plane.client, &identity.volume, wanted).await?;
     Ok(Opened {
         plane: attempt.plane.clone(),
+        device,
         identity: identity.clone(),
-        config: config.clone(),
+        config,
         planes: known.planes.clone(),
     })
+}
+
+/// An array cannot make its members equal before it serves hosts: all but the source leave the set and are rebuilt.
+fn leave_unequal(config: &Config, source: &str) -> Config {
+    let mut next = config.clone();
+    let (stay, leave) = next.in_sync.into_iter().partition(|member| member.as_str() == source);
+    next.in_sync = stay;
+    next.rebuilding.extend(leave);
+    next.config_number.0 += 1;
+    next
+}
+
+/// Swaps the record, or fails the attempt.
+async fn settle(attempt: &Attempt, now: &Config, next: &Config) -> Result<(), AgentError> {
+    match attempt.arbiter.swap(&attempt.volume(), &now.version(), next).await {
+        SwapOutcome::Committed => Ok(()),
+        SwapOutcome::Refused { .. } => Err(AgentError::Superseded("the record has changed meanwhile".to_owned())),
+        SwapOutcome::Unknown => Err(AgentError::Unavailable("the arbiter did not answer a swap".to_owned())),
+    }
 }
 
 fn lock(known: &Mutex<Known>) -> std::sync::MutexGuard<'_, Known> {

@@ -33,7 +33,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::build::{self, Identity, mirror_name};
+use super::build::{self, Identity};
+use super::device::Device;
 use super::open::{Attempt, OpenFailure, Opened, open};
 use super::swaps::SwapServer;
 use super::{EngineContext, Signals, Wishes};
@@ -41,7 +42,7 @@ use crate::arbiter::{config_to_mirror, mirror_to_config};
 use crate::error::AgentError;
 use crate::hub::Key;
 use crate::replica::Promotion;
-use crate::rpc::{LegParams, MirrorConfig, MirrorLeg, MirrorState, RpcError};
+use crate::rpc::{LegParams, MirrorConfig, MirrorLeg, MirrorState};
 use crate::state::{BLOCK_SIZE, EngineWish, MemberWish};
 use crate::supervise::{Plane, PlaneStatus};
 
@@ -90,6 +91,7 @@ struct Opening {
 
 struct Open {
     plane: Arc<Plane>,
+    device: Device,
     identity: Identity,
     config: MirrorConfig,
     legs: Vec<MirrorLeg>,
@@ -100,6 +102,14 @@ struct Open {
     /// Why the frontend is not there yet.
     unexported: Option<String>,
     stop_swaps: CancellationToken,
+}
+
+impl Open {
+    /// Ends what runs beside the device, which stays.
+    fn release(&self) {
+        self.stop_swaps.cancel();
+        self.device.let_go();
+    }
 }
 
 pub(super) struct Owner {
@@ -252,7 +262,7 @@ impl Owner {
     /// Forgets a mirror or an opening without touching the data plane.
     fn let_go(&mut self) {
         match &self.phase {
-            Phase::Open(open) => open.stop_swaps.cancel(),
+            Phase::Open(open) => open.release(),
             Phase::Opening(opening) => opening.task.abort(),
             _ => {}
         }
@@ -275,8 +285,8 @@ impl Owner {
             self.phase = Phase::Waiting { reason, until: Instant::now() };
             return;
         };
-        if !plane.has_mirror() {
-            self.phase = Phase::Lost(format!("the data plane ({}) has no mirror", plane.version));
+        if !plane.can_serve() {
+            self.phase = Phase::Lost(format!("the data plane ({}) can serve no volumes", plane.version));
             return;
         }
         match self.adopt(&plane).await {
@@ -306,6 +316,7 @@ impl Owner {
             peers: self.context.peers.clone(),
             wish: self.published.subscribe(),
             instance,
+            signals: self.signals.clone(),
         };
         let (raise, raised) = watch::channel(0);
         let task = tokio::spawn(async move { open(&attempt, &raise).await });
@@ -318,14 +329,9 @@ impl Owner {
     }
 
     /// Takes over a mirror that runs already, made by an earlier life of this agent.
-    async fn adopt(&mut self, plane: &Arc<Plane>) -> Result<bool, RpcError> {
-        let found = plane.client.addax_mirror_get(&mirror_name(&self.wish.volume)).await?;
-        let Some(mirror) = found.filter(|mirror| mirror.state == "open" || mirror.state == "closing") else {
-            return Ok(false);
-        };
-        if !self.wish.instances.contains(&mirror.config.engine_instance) {
-            return Ok(false);
-        }
+    async fn adopt(&mut self, plane: &Arc<Plane>) -> Result<bool, AgentError> {
+        let found = Device::find(plane, &self.wish, &*self.context.arbiter, self.signals.clone()).await?;
+        let Some((device, mirror)) = found else { return Ok(false) };
         let Ok(config) = mirror_to_config(&mirror.config) else { return Ok(false) };
         let identity = Identity {
             volume: self.wish.volume.clone(),
@@ -335,7 +341,7 @@ impl Owner {
         };
         tracing::info!(volume = %self.wish.volume, epoch = identity.epoch, "adopting a mirror that runs");
         self.asked = false;
-        self.hold(Opened { plane: plane.clone(), identity, config, planes: BTreeMap::new() }).await;
+        self.hold(Opened { plane: plane.clone(), device, identity, config, planes: BTreeMap::new() }).await;
         Ok(true)
     }
 
@@ -366,6 +372,7 @@ impl Owner {
         let stop_swaps = self.context.shutdown.child_token();
         let server = SwapServer {
             client: opened.plane.client.clone(),
+            device: opened.device.clone(),
             arbiter: self.context.arbiter.clone(),
             identity: opened.identity.clone(),
             signals: self.signals.clone(),
@@ -376,6 +383,7 @@ impl Owner {
         self.mend_pause = MEND;
         self.phase = Phase::Open(Box::new(Open {
             plane: opened.plane,
+            device: opened.device,
             identity: opened.identity,
             config: config_to_mirror(&opened.config),
             legs: Vec::new(),
@@ -413,7 +421,7 @@ impl Owner {
         if !stale && !anyway {
             return;
         }
-        match open.plane.client.addax_mirror_get(&mirror_name(&open.identity.volume)).await {
+        match open.device.get().await {
             Ok(Some(mirror)) => self.seen(mirror).await,
             Ok(None) => self.end("the mirror is not in the data plane any more").await,
             Err(error) => {
@@ -473,8 +481,8 @@ impl Owner {
     /// it, and `begin` finds that out.
     async fn end(&mut self, reason: &str) {
         let Phase::Open(open) = &self.phase else { return };
-        open.stop_swaps.cancel();
-        if let Err(error) = build::sweep(&open.plane.client, &self.wish.volume).await {
+        open.release();
+        if let Err(error) = build::sweep(&open.plane, &self.wish.volume).await {
             tracing::warn!(volume = %self.wish.volume, %error, "cannot remove the stopped mirror");
         }
         self.mend_at = None;
@@ -510,7 +518,8 @@ impl Owner {
     }
 
     /// A lost leg's data plane may have been restarted: then nobody is on its allow-list until a promote. While it is
-    /// the same process, the connection comes back by itself and a promote would only end it again.
+    /// the same process, the connection comes back by itself and a promote would only end it again. A stock one gets
+    /// a promote either way, which drains the lost session, and only then a new session.
     async fn revive(&mut self, member: &MemberWish) {
         let Phase::Open(open) = &mut self.phase else { return };
         let Ok(Some(found)) = self.context.peers.replica(member).await else { return };
@@ -518,7 +527,9 @@ impl Owner {
             return self.check_superseded().await;
         }
         let running = found.state() == pb::State::Running;
-        if !running || open.planes.get(&member.replica) == Some(&found.data_plane_instance) {
+        let stock = build::is_stock(&found.data_plane_instance);
+        let same = open.planes.get(&member.replica) == Some(&found.data_plane_instance);
+        if !running || (same && !stock) {
             return;
         }
         match self.context.peers.promote(member, Self::promotion(&open.identity)).await {
@@ -527,7 +538,12 @@ impl Owner {
             }
             Err(error) => {
                 tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot promote again");
+                return;
             }
+        }
+        let name = build::controller_name(&open.identity, &member.replica);
+        if stock && let Err(error) = open.plane.client.bdev_nvme_reset_controller(&name).await {
+            tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot be connected again yet");
         }
     }
 
@@ -562,13 +578,13 @@ impl Owner {
         })?;
         let client = &open.plane.client;
         let instance = promoted.data_plane_instance;
-        build::attach(client, &open.identity, member, &instance).await?;
+        build::attach(&open.plane, &open.identity, member, &instance).await?;
         let leg = LegParams {
             replica: member.replica.clone(),
             bdev_name: build::leg_bdev(&open.identity, &member.replica),
             local: self.context.peers.is_local(&member.replica),
         };
-        if let Err(error) = client.addax_mirror_add_leg(&mirror_name(&open.identity.volume), &leg).await {
+        if let Err(error) = open.device.add_leg(&leg).await {
             build::detach(client, &open.identity, &member.replica).await?;
             return Err(error.into());
         }
@@ -681,8 +697,7 @@ impl Owner {
         let (client, identity) = (open.plane.client.clone(), open.identity.clone());
         let has_leg = open.legs.iter().any(|leg| leg.replica == replica);
         if has_leg {
-            let name = mirror_name(&self.wish.volume);
-            client.addax_mirror_remove_leg(&name, replica, REMOVE_DEADLINE).await?;
+            open.device.remove_leg(replica, REMOVE_DEADLINE).await?;
             self.wait_out(replica).await?;
         } else if is_named(&open.config, replica) {
             return Err(AgentError::Unavailable(format!(
@@ -731,7 +746,7 @@ impl Owner {
         match &mut self.phase {
             Phase::Open(open) if superseded => {
                 // It can acknowledge nothing and swap nothing any more: draining would only make its hosts wait.
-                open.stop_swaps.cancel();
+                open.release();
                 self.phase = closed();
             }
             Phase::Opening(opening) => {
@@ -741,16 +756,15 @@ impl Owner {
                 self.phase = closed();
             }
             Phase::Open(open) => {
-                let name = mirror_name(&self.wish.volume);
-                open.plane.client.addax_mirror_close(&name, CLOSE_DEADLINE).await?;
-                open.stop_swaps.cancel();
+                open.device.close(&open.plane.client, &self.wish.volume, CLOSE_DEADLINE).await?;
+                open.release();
                 self.phase = closed();
             }
             Phase::Waiting { .. } | Phase::Lost(_) => {}
         }
-        let plane = self.context.plane.borrow().plane.clone().filter(|plane| plane.has_mirror());
+        let plane = self.context.plane.borrow().plane.clone().filter(|plane| plane.can_serve());
         if let Some(plane) = plane {
-            build::sweep(&plane.client, &self.wish.volume).await?;
+            build::sweep(&plane, &self.wish.volume).await?;
         }
         self.wishes.remove(&self.wish.volume).await?;
         tracing::info!(volume = %self.wish.volume, "closed");
@@ -803,6 +817,7 @@ impl Owner {
             replicas: open.map(|open| self.describe_replicas(open)).unwrap_or_default(),
             allowed_hosts: self.wish.allowed_hosts.clone(),
             config_number: open.map_or(0, |open| open.config.config_number),
+            best_effort: open.is_some_and(|open| open.device.is_best_effort()),
         }
     }
 

@@ -16,7 +16,8 @@ use mirror_core::{Config, ConfigNumber, ConfigVersion, SwapOutcome};
 use tokio_util::sync::CancellationToken;
 
 use super::Signals;
-use super::build::{Identity, mirror_name};
+use super::build::Identity;
+use super::device::Device;
 use crate::arbiter::{Arbiter, RecordParseError, config_to_mirror, mirror_to_config};
 use crate::rpc::{Client, MirrorState, PendingSwap};
 
@@ -25,6 +26,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct SwapServer {
     pub(super) client: Client,
+    pub(super) device: Device,
     pub(super) arbiter: Arc<dyn Arbiter>,
     pub(super) identity: Identity,
     pub(super) signals: Arc<Signals>,
@@ -33,12 +35,11 @@ pub(super) struct SwapServer {
 
 impl SwapServer {
     pub(super) async fn run(self) {
-        let name = mirror_name(&self.identity.volume);
         while !self.client.is_closed() {
             let mut pause = None;
-            match self.client.addax_mirror_get(&name).await {
+            match self.device.get().await {
                 Ok(Some(MirrorState { config, pending_swap: Some(pending), .. })) => {
-                    match self.serve(&name, &config, &pending).await {
+                    match self.serve(&config, &pending).await {
                         Ok(()) => continue,
                         Err(reason) => {
                             tracing::warn!(volume = %self.identity.volume, swap = pending.swap, %reason, "swap not settled");
@@ -66,7 +67,7 @@ impl SwapServer {
         }
     }
 
-    async fn serve(&self, name: &str, now: &crate::rpc::MirrorConfig, pending: &PendingSwap) -> Result<(), String> {
+    async fn serve(&self, now: &crate::rpc::MirrorConfig, pending: &PendingSwap) -> Result<(), String> {
         let next = mirror_to_config(&pending.next).map_err(|error| error.to_string())?;
         let expect = expected(now, pending).map_err(|error| error.to_string())?;
         if !self.is_ours(&next) || expect.lineage != next.lineage || expect.epoch != next.epoch {
@@ -81,7 +82,7 @@ impl SwapServer {
         tracing::info!(volume = %self.identity.volume, swap = pending.swap, reason = %pending.reason, outcome = word,
             config_number = next.config_number.0, in_sync = ?pending.next.in_sync, rebuilding = ?pending.next.rebuilding,
             "swap");
-        let answered = self.client.addax_mirror_swap_answer(name, pending.swap, word, config.as_ref()).await;
+        let answered = self.device.swap_answer(pending.swap, word, config.as_ref()).await;
         self.signals.stale();
         answered.map_err(|error| error.to_string())
     }

@@ -1,10 +1,11 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::arbiter::{Fault, MemoryArbiter, record_to_config};
+use crate::disk::{DiskContext, DiskState, Disks};
 use crate::fake_plane::{Fabric, FakePlane};
 use crate::replica::{ReplicaContext, Replicas};
 use crate::server::Services;
-use crate::state::Disks;
+use crate::state::DiskStore;
 use crate::supervise;
 use addax_api::VolumeConfig;
 use serde_json::json;
@@ -30,10 +31,10 @@ async fn up(plane: &FakePlane) -> PlaneStatus {
 }
 
 impl Node {
-    async fn new(number: u8, fabric: &Fabric, arbiter: &MemoryArbiter) -> Self {
+    async fn new(number: u8, stock: bool, fabric: &Fabric, arbiter: &MemoryArbiter) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let data: SocketAddr = format!("127.0.0.{number}:4420").parse().unwrap();
-        let plane = FakePlane::serve(dir.path(), false, fabric.clone());
+        let plane = FakePlane::serve(dir.path(), stock, fabric.clone());
         plane.listen_at(&data.ip().to_string(), data.port());
         let (status, receiver) = watch::channel(up(&plane).await);
         let shutdown = CancellationToken::new();
@@ -120,11 +121,29 @@ async fn parts(
     arbiter: &MemoryArbiter,
     shutdown: &CancellationToken,
 ) -> Services {
-    let disk = dir.join("disk");
-    std::fs::create_dir_all(&disk).unwrap();
     let hub = Hub::default();
-    let context = ReplicaContext { plane: plane.clone(), hub: hub.clone(), data_address, shutdown: shutdown.clone() };
-    let replicas = Replicas::open(Disks::new(BTreeMap::from([("d".to_owned(), disk)])), context).await.unwrap();
+    let context =
+        DiskContext { node: "n".to_owned(), plane: plane.clone(), hub: hub.clone(), shutdown: shutdown.clone() };
+    let disks = Disks::open(DiskStore::open(dir).unwrap(), context);
+    let context = ReplicaContext {
+        folder: dir.join("replicas"),
+        plane: plane.clone(),
+        hub: hub.clone(),
+        data_address,
+        shutdown: shutdown.clone(),
+    };
+    let replicas = Replicas::open(disks.clone(), context).await.unwrap();
+    let put = pb::PutDiskRequest {
+        name: "d".to_owned(),
+        kind: pb::DiskKind::File.into(),
+        path: dir.join("disk").display().to_string(),
+        size_bytes: 64 << 20,
+        create: true,
+        ..pb::PutDiskRequest::default()
+    };
+    disks.put(put).await.unwrap();
+    let mut state = disks.state("d");
+    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
     let context = EngineContext {
         plane,
         hub: hub.clone(),
@@ -134,7 +153,7 @@ async fn parts(
         shutdown: shutdown.clone(),
     };
     let engines = Engines::open(EngineStore::open(dir).unwrap(), context);
-    Services { replicas, engines, hub, shutdown: shutdown.clone() }
+    Services { disks, replicas, engines, hub, shutdown: shutdown.clone() }
 }
 
 fn record(in_sync: &[&str]) -> mirror_core::Config {
@@ -161,10 +180,15 @@ const NAMES: [&str; 3] = ["v-r-0", "v-r-1", "v-r-2"];
 
 /// Nodes with a replica of volume `v` each; the record is there and clean.
 async fn cluster(nodes: u8) -> Cluster {
+    cluster_with(nodes, |_| false).await
+}
+
+/// As [`cluster`], with stock data planes on some nodes.
+async fn cluster_with(nodes: u8, stock: fn(u8) -> bool) -> Cluster {
     let (fabric, arbiter) = (Fabric::default(), MemoryArbiter::default());
     let mut made = Vec::new();
     for number in 0..nodes {
-        let node = Node::new(number + 1, &fabric, &arbiter).await;
+        let node = Node::new(number + 1, stock(number), &fabric, &arbiter).await;
         node.add_replica(NAMES[usize::from(number)]).await;
         made.push(node);
     }
@@ -311,6 +335,28 @@ async fn a_restarted_data_plane_reopens_by_itself_with_a_new_epoch() {
     assert!(record.in_sync.iter().any(|replica| replica.as_str() == "v-r-0"), "the local one is the source");
     let controllers: Vec<String> = cluster.nodes[0].plane.state.lock().unwrap().controllers.keys().cloned().collect();
     assert_eq!(controllers, ["m.v.v-r-0.2", "m.v.v-r-1.2", "m.v.v-r-2.2"]);
+}
+
+/// No session begins at a stock data plane before the old one was drained there.
+#[tokio::test]
+async fn a_lost_leg_of_a_stock_data_plane_gets_a_promote_and_then_a_session() {
+    let cluster = cluster_with(2, |number| number == 1).await;
+    cluster.open(0).await;
+    let attached = cluster.nodes[0].plane.state.lock().unwrap().controllers["m.v.v-r-1.1"].clone();
+    assert_eq!((&attached["ctrlr_loss_timeout_sec"], &attached["reconnect_delay_sec"]), (&json!(0), &json!(0)));
+    let count = |node: usize, method: &str| cluster.nodes[node].plane.state.lock().unwrap().called(method).len();
+    let promotes = count(1, "add_host");
+    {
+        let mut state = cluster.nodes[0].plane.state.lock().unwrap();
+        let legs = &mut state.mirrors.get_mut("v.v").unwrap().legs;
+        legs.iter_mut().find(|leg| leg["replica"] == "v-r-1").unwrap()["state"] = json!("lost");
+        state.event(json!({"type": "leg", "name": "v.v", "replica": "v-r-1", "state": "lost"}));
+    }
+    cluster.nodes[0].plane.wait_until("connected again", |state| !state.called("reset_controller").is_empty()).await;
+    assert!(count(1, "add_host") > promotes, "a session without a promote");
+    let state = cluster.nodes[0].plane.state.lock().unwrap();
+    let reset = state.calls.iter().find(|(method, _)| method == "bdev_nvme_reset_controller").unwrap();
+    assert_eq!(reset.1["name"], "m.v.v-r-1.1");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A replica's export: the file's device, its subsystem, its listener, its allow-list.
+//! A replica's export: its subsystem, its listener, its allow-list.
 //!
 //! *What it is.* Steps on a data plane that make the wanted objects out of whatever is there, and the drain that comes
 //! before every new session.
@@ -11,7 +11,6 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use addax_api::nqn::replica_nqn;
@@ -21,27 +20,21 @@ use uuid::Uuid;
 use super::DRAIN_DEADLINE;
 use crate::error::AgentError;
 use crate::rpc::{Client, Listener, RpcError};
-use crate::state::{BLOCK_SIZE, ReplicaRecord};
+use crate::state::ReplicaRecord;
 use crate::supervise::Plane;
 
 const DRAIN_POLL: Duration = Duration::from_millis(20);
-
-/// Name of a replica's device.
-pub(super) fn bdev_name(replica: &str) -> String {
-    format!("r.{replica}")
-}
 
 /// Makes the export of a replica, with nobody but `keep` on its allow-list.
 pub(super) async fn make(
     plane: &Plane,
     record: &ReplicaRecord,
-    image: &Path,
+    lvol: &Uuid,
     address: SocketAddr,
     keep: Option<&str>,
 ) -> Result<(), AgentError> {
     let client = &plane.client;
-    let (bdev, nqn) = (bdev_name(&record.replica), replica_nqn(&record.replica));
-    make_bdev(plane, record, image, &bdev).await?;
+    let nqn = replica_nqn(&record.replica);
     if client.find_subsystem(&nqn).await?.is_none() {
         client.nvmf_create_subsystem(&nqn, &serial(&record.uuid), "Addax Replica").await?;
     }
@@ -51,7 +44,8 @@ pub(super) async fn make(
     drain(client, &nqn, found.hosts(), keep).await?;
     if found.namespaces.is_empty() {
         // A UUID that differs from the device's: the data plane of this node may attach the namespace itself.
-        client.nvmf_subsystem_add_ns(&nqn, &bdev, Uuid::new_v5(&record.uuid, b"namespace")).await?;
+        let uuid = Uuid::new_v5(&record.uuid, b"namespace");
+        client.nvmf_subsystem_add_ns(&nqn, &lvol.to_string(), uuid).await?;
     }
     let listener = Listener::tcp(address);
     if !found.listens(&listener) {
@@ -60,24 +54,9 @@ pub(super) async fn make(
     Ok(())
 }
 
-async fn make_bdev(plane: &Plane, record: &ReplicaRecord, image: &Path, bdev: &str) -> Result<(), AgentError> {
-    if let Some(found) = plane.client.find_bdev(bdev).await? {
-        let size = found.num_blocks * u64::from(found.block_size);
-        if size == record.size {
-            return Ok(());
-        }
-        let text = format!("device {bdev} has {size} bytes; the replica has {}", record.size);
-        return Err(AgentError::Damaged(text));
-    }
-    let file = image.to_str().ok_or_else(|| AgentError::Internal(format!("{}: not UTF-8", image.display())))?;
-    let uuid = record.uuid.to_string();
-    Ok(plane.client.create_file_bdev(plane.has_uring(), bdev, file, BLOCK_SIZE, &uuid).await?)
-}
-
-/// Takes the export away: nobody is left, and the file is closed.
+/// Takes the export away: nobody is left.
 pub(super) async fn unmake(plane: &Plane, replica: &str) -> Result<(), AgentError> {
-    plane.client.nvmf_delete_subsystem(&replica_nqn(replica)).await?;
-    Ok(plane.client.delete_file_bdev(plane.has_uring(), &bdev_name(replica)).await?)
+    Ok(plane.client.nvmf_delete_subsystem(&replica_nqn(replica)).await?)
 }
 
 /// Ends and drains every session of a replica and lets nobody in.

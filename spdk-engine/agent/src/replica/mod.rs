@@ -1,7 +1,7 @@
 //! Copies of volumes on this node.
 //!
-//! *What it is.* [`Replicas`] finds the replicas on the disks and gives each an owner task (see `owner`), which alone
-//! changes its files and its export. Calls are sent to the owner and answered by it, so two calls about one replica
+//! *What it is.* [`Replicas`] finds the replicas in the agent's state and gives each an owner task (see `owner`), which
+//! alone changes its record, its lvol and its export. Calls are sent to the owner and answered by it, so two calls about one replica
 //! never run at once, and calls about different replicas never wait for each other.
 //!
 //! *Invariants.* A name is used once on a node. Every call has a deadline. Nobody may connect to a replica until a
@@ -24,9 +24,10 @@ use addax_proto::engine_v1 as pb;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::disk::{CLUSTER_BYTES, Disks};
 use crate::error::{AgentError, blocking};
 use crate::hub::{Hub, Key};
-use crate::state::{self, BLOCK_SIZE, Disks};
+use crate::state;
 use crate::supervise::PlaneStatus;
 pub(crate) use export::serial;
 use owner::{Command, Owner};
@@ -41,6 +42,8 @@ pub const DRAIN_DEADLINE: Duration = Duration::from_secs(15);
 /// What the owners of replicas share.
 #[derive(Clone, Debug)]
 pub struct ReplicaContext {
+    /// Folder of the replicas' records.
+    pub folder: PathBuf,
     /// The data plane.
     pub plane: watch::Receiver<PlaneStatus>,
     /// Where changes are told.
@@ -79,41 +82,45 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Finds the replicas on the disks and gives each its owner.
+    /// Finds the replicas in the agent's state and gives each its owner.
     ///
     /// # Errors
-    /// [`AgentError::Internal`] when a usable disk cannot be listed.
+    /// [`AgentError::Internal`] when the folder cannot be used.
     pub async fn open(disks: Disks, context: ReplicaContext) -> Result<Self, AgentError> {
+        let folder = context.folder.clone();
         let replicas = Self { disks, context, owners: Arc::default() };
-        let disks = replicas.disks.clone();
         let found = blocking(move || {
-            let list =
-                |(disk, folder): (String, PathBuf)| state::replica_names(&folder).map(|names| (disk, folder, names));
-            disks.usable().into_iter().map(list).collect::<Result<Vec<_>, _>>()
+            let unusable = |error: std::io::Error| AgentError::Internal(format!("{}: {error}", folder.display()));
+            std::fs::create_dir_all(&folder).map_err(unusable)?;
+            let names = state::replica_names(&folder)?.into_iter();
+            let load = |name: String| {
+                let record = state::ReplicaFile::open(&folder, &name);
+                (name, record.ok().and_then(|(_, record)| record))
+            };
+            Ok::<_, AgentError>(names.map(load).collect::<Vec<_>>())
         })
         .await??;
-        for (disk, folder, names) in found {
-            for name in names.into_iter().filter(|name| check_name("name", name).is_ok()) {
-                replicas.owner_on(&name, &disk, &folder)?;
+        for (name, record) in found.into_iter().filter(|(name, _)| check_name("name", name).is_ok()) {
+            // Of a damaged record nobody knows the disk.
+            let disk = record.as_ref().map(|record| record.disk.clone()).unwrap_or_default();
+            if record.is_some_and(|record| !record.deleted) {
+                replicas.disks.register_known(&disk, &name);
             }
+            replicas.owner_on(&name, &disk)?;
+            replicas.disks.look(&disk);
         }
         Ok(replicas)
     }
 
     /// Whether a replica of that name is on this node.
     pub fn has(&self, name: &str) -> bool {
-        self.lock().contains_key(name)
+        self.lock().get(name).is_some_and(|handle| !handle.commands.is_closed())
     }
 
     /// All replicas.
     pub fn list(&self) -> Vec<pb::Replica> {
         let names: Vec<String> = self.lock().keys().cloned().collect();
         names.iter().filter_map(|name| self.context.hub.replica(name)).collect()
-    }
-
-    /// The disks of this node.
-    pub fn disks(&self) -> &Disks {
-        &self.disks
     }
 
     /// Makes and exports a replica.
@@ -124,17 +131,21 @@ impl Replicas {
         check_name("name", &request.name)?;
         name::validate_volume_name(&request.volume).map_err(|error| invalid("volume", &request.volume, error))?;
         check_size(request.size_bytes)?;
-        let (disks, disk) = (self.disks.clone(), request.disk.clone());
-        let folder = blocking(move || disks.replicas_dir(&disk)).await??;
-        if !request.create && !self.has(&request.name) {
+        let known = self.has(&request.name);
+        if !request.create && !known {
             return Err(not_found(&request.name));
         }
-        let handle = self.owner_on(&request.name, &request.disk, &folder)?;
+        if !known {
+            // Before anything is made: from here on the disk cannot be removed.
+            self.disks.register(&request.disk, &request.name)?;
+        }
+        let handle = self.owner_on(&request.name, &request.disk)?;
         let (volume, size, create) = (request.volume, request.size_bytes, request.create);
         let result = ask(&handle, |reply| Command::Start { volume, size, create, reply }).await;
-        if result.is_err() && self.context.hub.replica(&request.name).is_none() {
+        if result.is_err() && !known && self.context.hub.replica(&request.name).is_none() {
             // Nothing was made: the name stays free, for another disk too.
             self.lock().remove(&request.name);
+            self.disks.unregister(&request.disk, &request.name);
         }
         result
     }
@@ -154,16 +165,13 @@ impl Replicas {
     /// See [`AgentError`].
     pub async fn delete(&self, name: &str, disk: &str) -> Result<(), AgentError> {
         check_name("name", name)?;
-        let (disks, disk_name) = (self.disks.clone(), disk.to_owned());
-        let folder = blocking(move || disks.replicas_dir(&disk_name)).await??;
-        let (there, file_name) = (folder.clone(), name.to_owned());
-        let found = blocking(move || state::has_replica_files(&there, &file_name)).await?;
-        if !found && !self.has(name) {
+        if !self.has(name) {
+            // An lvol without a record is nobody's: it is listed, not deleted (rule 22).
             return Ok(());
         }
-        let handle = self.owner_on(name, disk, &folder)?;
-        ask(&handle, |reply| Command::Delete { reply }).await?;
-        self.lock().remove(name);
+        let handle = self.owner_on(name, disk)?;
+        let disk_name = disk.to_owned();
+        ask(&handle, |reply| Command::Delete { disk: disk_name, reply }).await?;
         self.context.hub.remove(Key::Replica(name.to_owned()));
         Ok(())
     }
@@ -191,17 +199,17 @@ impl Replicas {
     }
 
     /// The owner of a replica on that disk; a new one when the name is not in use.
-    fn owner_on(&self, name: &str, disk: &str, folder: &std::path::Path) -> Result<Handle, AgentError> {
+    fn owner_on(&self, name: &str, disk: &str) -> Result<Handle, AgentError> {
         let mut owners = self.lock();
         if let Some(handle) = owners.get(name).filter(|handle| !handle.commands.is_closed()) {
-            if handle.disk != disk {
+            if handle.disk != disk && !handle.disk.is_empty() {
                 let text = format!("replica '{name}' is on disk '{}', not on '{disk}'", handle.disk);
                 return Err(AgentError::Exists(text));
             }
             return Ok(handle.clone());
         }
         let (commands, queue) = mpsc::channel(QUEUE_MAX);
-        let owner = Owner::new(name, disk, folder, self.context.clone());
+        let owner = Owner::new(name, disk, self.disks.clone(), self.context.clone());
         tokio::spawn(owner.run(queue));
         let handle = Handle { disk: disk.to_owned(), commands };
         owners.insert(name.to_owned(), handle.clone());
@@ -241,8 +249,8 @@ fn check_name(field: &'static str, value: &str) -> Result<(), AgentError> {
 
 fn check_size(size: u64) -> Result<(), AgentError> {
     let max = u64::try_from(addax_api::volume::MAX_SIZE_BYTES).unwrap_or(u64::MAX);
-    if size == 0 || !size.is_multiple_of(u64::from(BLOCK_SIZE)) || size > max {
-        let allowed = format!("a multiple of {BLOCK_SIZE} from {BLOCK_SIZE} to {max} bytes is allowed");
+    if size == 0 || !size.is_multiple_of(CLUSTER_BYTES) || size > max {
+        let allowed = format!("a multiple of {CLUSTER_BYTES} from {CLUSTER_BYTES} to {max} bytes is allowed");
         return Err(invalid("size_bytes", &size.to_string(), allowed));
     }
     Ok(())

@@ -1,31 +1,34 @@
-//! The owner task of one replica: its files, its export, its epoch.
+//! The owner task of one replica: its record, its lvol, its export, its epoch.
 //!
-//! *States.* `Stopped` (no export), `Starting` (wanted, but the data plane is down or refused; tried again),
-//! `Running`, `Error` (damaged; a call has to act).
+//! *States.* `Stopped` (no export), `Starting` (wanted, but its disk is away or the data plane refused; tried again),
+//! `Running`, `Error` (damaged; a call has to act). Beside them *deleted*: told of no more; its lvol goes as soon as its
+//! disk is back.
 //!
 //! *Invariants.*
 //! - The order of a promote: check, end and drain all sessions, make `(g, e)` durable, let the new host in. A crash
 //!   between any two steps leaves nobody in, or the old host with the old record.
 //! - Also a promote to the same `(g, e)` ends and drains what is there: every session begins on a quiet disk.
 //! - Whether it should run is durable, so that a restart of agent and data plane needs no manager.
+//! - A record is made only where no lvol of the name is, and before that lvol. So an lvol that its record does not name
+//!   yet was made for it and holds nothing, and an lvol without a record is nobody's and is never taken for a replica.
 //!
-//! *When things fail.* A data plane that restarts is given the export again, with nobody on its allow-list. Steps that
-//! fail are tried again every [`RETRY`].
+//! *When things fail.* A disk that is opened again (its device or its data plane was away) is given the export again,
+//! with nobody on its allow-list. Steps that fail are tried again every [`RETRY`].
 
-use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use addax_api::nqn::replica_nqn;
 use addax_proto::engine_v1 as pb;
 use pb::event::Object;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
 use super::{Promotion, ReplicaContext, export, host_nqn};
+use crate::disk::{CLUSTER_BYTES, DiskState, Disks, ReadyDisk};
 use crate::error::{AgentError, blocking};
 use crate::hub::Key;
-use crate::state::{self, ReplicaFiles, ReplicaRecord, StateError};
-use crate::supervise::Plane;
+use crate::state::{self, BLOCK_SIZE, ReplicaFile, ReplicaRecord};
 
 /// Pause before a failed export is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -37,7 +40,7 @@ type Reply<T> = oneshot::Sender<Result<T, AgentError>>;
 pub(super) enum Command {
     Start { volume: String, size: u64, create: bool, reply: Reply<pb::Replica> },
     Stop { reply: Reply<()> },
-    Delete { reply: Reply<()> },
+    Delete { disk: String, reply: Reply<()> },
     Promote { promotion: Promotion, reply: Reply<pb::Replica> },
 }
 
@@ -47,8 +50,12 @@ enum Export {
     Stopped,
     /// Wanted; why it is not there.
     Waiting(String),
-    /// There, in this instance of the data plane.
-    Running(String),
+    /// There, from this opening of its disk.
+    Running {
+        opening: Uuid,
+        /// The data plane's instance.
+        instance: String,
+    },
     /// Damaged.
     Damaged(String),
 }
@@ -56,21 +63,24 @@ enum Export {
 pub(super) struct Owner {
     name: String,
     disk: String,
-    folder: PathBuf,
+    disks: Disks,
+    disk_state: watch::Receiver<DiskState>,
     context: ReplicaContext,
-    files: Option<ReplicaFiles>,
+    file: Option<ReplicaFile>,
     record: Option<ReplicaRecord>,
     export: Export,
 }
 
 impl Owner {
-    pub(super) fn new(name: &str, disk: &str, folder: &Path, context: ReplicaContext) -> Self {
+    pub(super) fn new(name: &str, disk: &str, disks: Disks, context: ReplicaContext) -> Self {
+        let disk_state = disks.state(disk);
         Self {
             name: name.to_owned(),
             disk: disk.to_owned(),
-            folder: folder.to_owned(),
+            disks,
+            disk_state,
             context,
-            files: None,
+            file: None,
             record: None,
             export: Export::Stopped,
         }
@@ -78,17 +88,21 @@ impl Owner {
 
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         self.load().await;
+        self.disk_state.mark_unchanged();
         self.settle().await;
-        let mut plane = self.context.plane.clone();
         let shutdown = self.context.shutdown.clone();
         loop {
-            let retry = matches!(self.export, Export::Waiting(_)) && self.plane().is_some();
+            if self.is_deleted() && self.bury().await {
+                return;
+            }
+            let ready = matches!(&*self.disk_state.borrow(), DiskState::Ready(_));
+            let retry = ready && (matches!(self.export, Export::Waiting(_)) || self.is_deleted());
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 command = commands.recv() => match command {
-                    Some(Command::Delete { reply }) => {
-                        let result = self.delete().await;
-                        let gone = result.is_ok();
+                    Some(Command::Delete { disk, reply }) => {
+                        let result = self.delete(&disk).await;
+                        let gone = result.is_ok() && !self.is_deleted();
                         let _ = reply.send(result);
                         if gone {
                             return;
@@ -97,7 +111,7 @@ impl Owner {
                     Some(command) => self.apply(command).await,
                     None => return,
                 },
-                changed = plane.changed() => match changed {
+                changed = self.disk_state.changed() => match changed {
                     Ok(()) => self.settle().await,
                     Err(_) => return,
                 },
@@ -118,28 +132,29 @@ impl Owner {
                 let _ = reply.send(self.promote(promotion).await);
             }
             // Handled by `run`, since it ends the owner.
-            Command::Delete { reply } => drop(reply),
+            Command::Delete { reply, .. } => drop(reply),
         }
     }
 
-    fn plane(&self) -> Option<std::sync::Arc<Plane>> {
-        self.context.plane.borrow().plane.clone()
+    fn is_deleted(&self) -> bool {
+        self.record.as_ref().is_some_and(|record| record.deleted)
     }
 
-    fn require_plane(&self) -> Result<std::sync::Arc<Plane>, AgentError> {
-        let status = self.context.plane.borrow();
-        let down = || AgentError::Unavailable(format!("the data plane is down: {}", status.reason));
-        status.plane.clone().ok_or_else(down)
+    fn require_disk(&self) -> Result<Arc<ReadyDisk>, AgentError> {
+        match &*self.disk_state.borrow() {
+            DiskState::Ready(ready) => Ok(ready.clone()),
+            DiskState::Away(away) => Err(AgentError::Unavailable(format!("disk '{}': {}", self.disk, away.message))),
+        }
     }
 
-    // --- files ---
+    // --- the record ---
 
-    /// Reads the files; what is damaged is kept as the state.
+    /// Reads the record; what is damaged is kept as the state.
     async fn load(&mut self) {
-        let (folder, name) = (self.folder.clone(), self.name.clone());
-        match blocking(move || ReplicaFiles::open(&folder, &name)).await {
-            Ok(Ok((files, record))) => {
-                self.files = Some(files);
+        let (folder, name) = (self.context.folder.clone(), self.name.clone());
+        match blocking(move || ReplicaFile::open(&folder, &name)).await {
+            Ok(Ok((file, record))) => {
+                self.file = Some(file);
                 self.record = record;
             }
             Ok(Err(error)) => self.export = Export::Damaged(error.to_string()),
@@ -147,20 +162,19 @@ impl Owner {
         }
     }
 
-    /// Makes a record durable. On failure the files are read again before the next use, because it is unknown which
-    /// record is on the disk.
-    async fn save(&mut self, record: ReplicaRecord, with_image: bool) -> Result<(), AgentError> {
-        let lost = || AgentError::Internal("the replica's files are not open".to_owned());
-        let mut files = self.files.take().ok_or_else(lost)?;
+    /// Makes a record durable. On failure it is read again before the next use, because it is unknown which one is on
+    /// the disk.
+    async fn save(&mut self, record: ReplicaRecord) -> Result<(), AgentError> {
+        let lost = || AgentError::Internal("the replica's record is not open".to_owned());
+        let mut file = self.file.take().ok_or_else(lost)?;
         let work = move || {
-            let saved = files.save(&record);
-            let saved = saved.and_then(|()| if with_image { files.ensure_image(&record) } else { Ok(()) });
-            (files, record, saved)
+            let saved = file.save(&record);
+            (file, record, saved)
         };
-        let (files, record, saved) = blocking(work).await?;
+        let (file, record, saved) = blocking(work).await?;
         match saved {
             Ok(()) => {
-                self.files = Some(files);
+                self.file = Some(file);
                 self.record = Some(record);
                 Ok(())
             }
@@ -169,6 +183,14 @@ impl Owner {
                 Err(error.into())
             }
         }
+    }
+
+    /// Removes the record, also one that cannot be read.
+    async fn forget(&mut self) -> Result<(), AgentError> {
+        self.file = None;
+        self.record = None;
+        let (folder, name) = (self.context.folder.clone(), self.name.clone());
+        Ok(blocking(move || state::remove_replica(&folder, &name)).await??)
     }
 
     // --- commands ---
@@ -185,13 +207,17 @@ impl Owner {
             return Err(error);
         }
         let mut record = match &self.record {
+            Some(record) if record.deleted => {
+                let text = format!("replica '{}' was deleted; its data goes when its disk is back", self.name);
+                return Err(AgentError::Exists(text));
+            }
             Some(record) => self.check_same(record, volume, size)?.clone(),
-            None if create => self.new_record(volume, size),
+            None if create => self.new_record(volume, size).await?,
             None => return Err(AgentError::NotFound { kind: "replica", name: self.name.clone() }),
         };
         if self.record.is_none() || !record.running {
             record.running = true;
-            self.save(record, true).await?;
+            self.save(record).await?;
         }
         self.settle().await;
         match &self.export {
@@ -218,24 +244,43 @@ impl Owner {
         Ok(record)
     }
 
-    fn new_record(&self, volume: &str, size: u64) -> ReplicaRecord {
+    /// The record of a replica that is to be made; refused where an lvol of its name is.
+    async fn new_record(&self, volume: &str, size: u64) -> Result<ReplicaRecord, AgentError> {
+        let disk = self.require_disk()?;
+        if disk.block_bytes != BLOCK_SIZE {
+            let text =
+                format!("disk '{}' has blocks of {} bytes; replicas need {BLOCK_SIZE}", self.disk, disk.block_bytes);
+            return Err(AgentError::Forbidden(text));
+        }
+        let alias = disk.lvol_alias(&self.name);
+        if let Some(found) = disk.plane.client.find_bdev(&alias).await? {
+            return Err(AgentError::Damaged(format!(
+                "there is an lvol {alias} ({}) without a record: what it holds is unknown, so it is not used; rename \
+                 or delete it by hand",
+                found.uuid
+            )));
+        }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        ReplicaRecord {
+        Ok(ReplicaRecord {
             replica: self.name.clone(),
             volume: volume.to_owned(),
             size,
+            disk: self.disk.clone(),
+            lvstore: disk.store,
+            lvol: None,
             uuid: Uuid::new_v4(),
             lineage: String::new(),
             promoted_epoch: 0,
             promoted_instance: String::new(),
             created,
             running: false,
-        }
+            deleted: false,
+        })
     }
 
     async fn stop(&mut self) -> Result<(), AgentError> {
         if let Some(record) = self.record.clone().filter(|record| record.running) {
-            self.save(ReplicaRecord { running: false, ..record }, false).await?;
+            self.save(ReplicaRecord { running: false, ..record }).await?;
         }
         self.unmake().await?;
         if !matches!(self.export, Export::Damaged(_)) {
@@ -247,27 +292,79 @@ impl Owner {
 
     /// Takes the export away where there may be one. While the data plane is down there is none.
     async fn unmake(&self) -> Result<(), AgentError> {
-        match self.plane() {
+        let plane = self.context.plane.borrow().plane.clone();
+        match plane {
             Some(plane) => export::unmake(&plane, &self.name).await,
             None => Ok(()),
         }
     }
 
-    async fn delete(&mut self) -> Result<(), AgentError> {
+    /// Removes the lvol and then the record. Of a disk that is gone for long the record stays, as deleted.
+    async fn delete(&mut self, disk: &str) -> Result<(), AgentError> {
+        if self.disk.is_empty() {
+            // The record is damaged; the caller knows the disk.
+            self.disk = disk.to_owned();
+            self.disk_state = self.disks.state(disk);
+        }
+        if self.is_deleted() {
+            return Ok(());
+        }
         self.unmake().await?;
         self.export = Export::Stopped;
-        self.files = None;
-        self.record = None;
-        let (folder, name) = (self.folder.clone(), self.name.clone());
-        Ok(blocking(move || state::delete_replica_files(&folder, &name)).await??)
+        let state = self.disk_state.borrow().clone();
+        match state {
+            DiskState::Ready(disk) => self.destroy(&disk).await?,
+            DiskState::Away(away) if !away.lasting => return self.require_disk().map(drop),
+            DiskState::Away(_) => {
+                if let Some(record) = self.record.clone() {
+                    self.save(ReplicaRecord { deleted: true, running: false, ..record }).await?;
+                    self.disks.unregister(&self.disk, &self.name);
+                    return Ok(());
+                }
+            }
+        }
+        self.forget().await?;
+        self.disks.unregister(&self.disk, &self.name);
+        self.disks.look(&self.disk);
+        Ok(())
+    }
+
+    async fn destroy(&self, disk: &ReadyDisk) -> Result<(), AgentError> {
+        let lvol = match &self.record {
+            Some(record) if record.lvstore != disk.store => return Ok(()),
+            Some(ReplicaRecord { lvol: Some(lvol), .. }) => lvol.to_string(),
+            // A record that cannot be read says that an lvol of this name was made here.
+            _ => disk.lvol_alias(&self.name),
+        };
+        tracing::info!(replica = %self.name, disk = %self.disk, lvol, "deleting the data");
+        Ok(disk.plane.client.bdev_lvol_delete(&lvol).await?)
+    }
+
+    /// Ends a deletion that had to wait for its disk; true when there is nothing left.
+    async fn bury(&mut self) -> bool {
+        let state = self.disk_state.borrow().clone();
+        let destroyed = match state {
+            DiskState::Ready(disk) => self.destroy(&disk).await,
+            DiskState::Away(away) if away.reason == "NotDeclared" => Ok(()),
+            DiskState::Away(_) => return false,
+        };
+        let ended = match destroyed {
+            Ok(()) => self.forget().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &ended {
+            tracing::warn!(replica = %self.name, %error, "cannot remove what is left of a deleted replica yet");
+        }
+        ended.is_ok()
     }
 
     async fn promote(&mut self, promotion: Promotion) -> Result<pb::Replica, AgentError> {
-        let plane = self.require_plane()?;
-        let record = self.check_promotion(&promotion)?;
+        self.check_promotion(&promotion)?;
+        let plane = self.require_disk()?.plane.clone();
         self.settle().await;
+        let record = self.check_promotion(&promotion)?;
         match &self.export {
-            Export::Running(_) => {}
+            Export::Running { .. } => {}
             Export::Stopped => {
                 return Err(AgentError::Forbidden(format!("replica '{}' is stopped; start it first", self.name)));
             }
@@ -282,7 +379,7 @@ impl Owner {
             ..record.clone()
         };
         if next != record {
-            self.save(next, false).await?;
+            self.save(next).await?;
         }
         let host = host_nqn(&promotion.volume, promotion.epoch, &promotion.instance);
         export::allow(&plane, &self.name, &host).await?;
@@ -296,7 +393,7 @@ impl Owner {
             return Err(AgentError::Damaged(reason.clone()));
         }
         let not_found = || AgentError::NotFound { kind: "replica", name: self.name.clone() };
-        let record = self.record.clone().ok_or_else(not_found)?;
+        let record = self.record.clone().filter(|record| !record.deleted).ok_or_else(not_found)?;
         if record.volume != promotion.volume {
             let text =
                 format!("replica '{}' is of volume '{}', not of '{}'", self.name, record.volume, promotion.volume);
@@ -330,28 +427,22 @@ impl Owner {
         self.tell();
     }
 
-    async fn export_now(&self, record: &ReplicaRecord) -> Export {
-        let plane = match self.require_plane() {
-            Ok(plane) => plane,
+    async fn export_now(&mut self, record: &ReplicaRecord) -> Export {
+        let disk = match self.require_disk() {
+            Ok(disk) => disk,
             Err(error) => return Export::Waiting(error.to_string()),
         };
-        if self.export == Export::Running(plane.instance.clone()) {
+        if matches!(&self.export, Export::Running { opening, .. } if *opening == disk.opening) {
             return self.export.clone();
-        }
-        let Some(files) = &self.files else {
-            return Export::Waiting("the replica's files are not open".to_owned());
-        };
-        match files.ensure_image(record) {
-            Ok(()) => {}
-            Err(error @ (StateError::ImageGone(_) | StateError::ImageSize { .. })) => {
-                return Export::Damaged(error.to_string());
-            }
-            Err(error) => return Export::Waiting(error.to_string()),
         }
         let host = host_nqn(&record.volume, record.promoted_epoch, &record.promoted_instance);
         let keep = (!record.is_fresh()).then_some(host.as_str());
-        match export::make(&plane, record, &files.image(), self.context.data_address, keep).await {
-            Ok(()) => Export::Running(plane.instance.clone()),
+        let made = match self.ensure_lvol(&disk, record).await {
+            Ok(lvol) => export::make(&disk.plane, record, &lvol, self.context.data_address, keep).await,
+            Err(error) => Err(error),
+        };
+        match made {
+            Ok(()) => Export::Running { opening: disk.opening, instance: disk.plane.instance.clone() },
             Err(error @ AgentError::Damaged(_)) => Export::Damaged(error.to_string()),
             Err(error) => {
                 tracing::warn!(replica = %self.name, %error, "cannot export the replica yet");
@@ -360,11 +451,45 @@ impl Owner {
         }
     }
 
+    /// The replica's lvol. It is made only for a record that names none yet.
+    async fn ensure_lvol(&mut self, disk: &ReadyDisk, record: &ReplicaRecord) -> Result<Uuid, AgentError> {
+        let damaged = |text: String| Err(AgentError::Damaged(text));
+        if disk.store != record.lvstore {
+            return damaged(format!("disk '{}' is lvstore {}, not {}", self.disk, disk.store, record.lvstore));
+        }
+        let alias = disk.lvol_alias(&self.name);
+        let found = disk.plane.client.find_bdev(&alias).await?;
+        let uuid = found.as_ref().and_then(|bdev| bdev.uuid.parse::<Uuid>().ok());
+        match (record.lvol, uuid) {
+            (Some(lvol), Some(uuid)) if lvol != uuid => {
+                return damaged(format!("lvol {alias} is {uuid}, not the replica's {lvol}"));
+            }
+            (Some(lvol), None) => return damaged(format!("lvol {alias} ({lvol}) is gone, although it held data")),
+            _ => {}
+        }
+        if let Some(bdev) = found.filter(|bdev| bdev.size() < record.size) {
+            return damaged(format!("lvol {alias} has {} bytes; the replica has {}", bdev.size(), record.size));
+        }
+        let lvol = match uuid {
+            Some(uuid) => uuid,
+            None => {
+                let size_mib = record.size.div_ceil(CLUSTER_BYTES);
+                disk.plane.client.create_thin_lvol(&disk.store, &self.name, size_mib).await?
+            }
+        };
+        if record.lvol.is_none() {
+            self.save(ReplicaRecord { lvol: Some(lvol), ..record.clone() }).await?;
+            self.disks.look(&self.disk);
+        }
+        Ok(lvol)
+    }
+
     // --- telling ---
 
     fn tell(&self) {
         // A name that was asked for but never made is nothing to tell of.
-        if self.record.is_some() || matches!(self.export, Export::Damaged(_)) {
+        let is_there = self.record.is_some() && !self.is_deleted();
+        if is_there || matches!(self.export, Export::Damaged(_)) {
             self.context.hub.set(Key::Replica(self.name.clone()), Object::Replica(self.describe()));
         }
     }
@@ -373,7 +498,7 @@ impl Owner {
         let (state, message, instance) = match &self.export {
             Export::Stopped => (pb::State::Stopped, String::new(), String::new()),
             Export::Waiting(reason) => (pb::State::Starting, reason.clone(), String::new()),
-            Export::Running(instance) => (pb::State::Running, String::new(), instance.clone()),
+            Export::Running { instance, .. } => (pb::State::Running, String::new(), instance.clone()),
             Export::Damaged(reason) => (pb::State::Error, reason.clone(), String::new()),
         };
         let address = pb::Address {
@@ -394,7 +519,7 @@ impl Owner {
             promoted_epoch: record.map_or(0, |record| record.promoted_epoch),
             promoted_instance: record.map(|record| record.promoted_instance.clone()).unwrap_or_default(),
             data_plane_instance: instance,
-            allocated_bytes: self.files.as_ref().map_or(0, ReplicaFiles::allocated_bytes),
+            allocated_bytes: self.disks.allocated(&self.disk, &self.name),
             lineage: record.map(|record| record.lineage.clone()).unwrap_or_default(),
         }
     }

@@ -1,15 +1,21 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
-use crate::fake_plane::{Fabric, FakePlane};
+use crate::disk::{DiskContext, DiskState};
+use crate::fake_plane::{Fabric, FakeLvol, FakePlane, FakeStore};
+use crate::state::DiskStore;
 use crate::supervise::{self, Plane};
 use std::path::Path;
+use uuid::Uuid;
 
 struct Node {
     plane: FakePlane,
+    fabric: Fabric,
     status: watch::Sender<PlaneStatus>,
+    disks: Disks,
     replicas: Replicas,
     hub: Hub,
     dir: tempfile::TempDir,
+    shutdown: CancellationToken,
 }
 
 async fn connect(plane: &FakePlane) -> PlaneStatus {
@@ -18,24 +24,56 @@ async fn connect(plane: &FakePlane) -> PlaneStatus {
 }
 
 async fn node(stock: bool) -> Node {
-    let dir = tempfile::tempdir().unwrap();
-    let plane = FakePlane::serve(dir.path(), stock, Fabric::default());
+    let (dir, fabric) = (tempfile::tempdir().unwrap(), Fabric::default());
+    let plane = FakePlane::serve(dir.path(), stock, fabric.clone());
     let (status, receiver) = watch::channel(connect(&plane).await);
     let hub = Hub::default();
-    let replicas = open(dir.path(), receiver, &hub).await;
-    Node { plane, status, replicas, hub, dir }
+    let shutdown = CancellationToken::new();
+    let (disks, replicas) = open(dir.path(), receiver, &hub, &shutdown).await;
+    let put = pb::PutDiskRequest {
+        name: "d".to_owned(),
+        kind: pb::DiskKind::File.into(),
+        path: dir.path().join("disk").display().to_string(),
+        size_bytes: 64 << 20,
+        create: true,
+        ..pb::PutDiskRequest::default()
+    };
+    disks.put(put).await.unwrap();
+    let mut state = disks.state("d");
+    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    Node { plane, fabric, status, disks, replicas, hub, dir, shutdown }
 }
 
-async fn open(dir: &Path, plane: watch::Receiver<PlaneStatus>, hub: &Hub) -> Replicas {
-    let disk = dir.join("disk");
-    std::fs::create_dir_all(&disk).unwrap();
+async fn open(
+    dir: &Path,
+    plane: watch::Receiver<PlaneStatus>,
+    hub: &Hub,
+    shutdown: &CancellationToken,
+) -> (Disks, Replicas) {
+    let context =
+        DiskContext { node: "n".to_owned(), plane: plane.clone(), hub: hub.clone(), shutdown: shutdown.clone() };
+    let disks = Disks::open(DiskStore::open(dir).unwrap(), context);
     let context = ReplicaContext {
+        folder: dir.join("replicas"),
         plane,
         hub: hub.clone(),
         data_address: "127.0.0.1:4420".parse().unwrap(),
-        shutdown: CancellationToken::new(),
+        shutdown: shutdown.clone(),
     };
-    Replicas::open(Disks::new(BTreeMap::from([("d".to_owned(), disk)])), context).await.unwrap()
+    let replicas = Replicas::open(disks.clone(), context).await.unwrap();
+    (disks, replicas)
+}
+
+impl Node {
+    fn lvols(&self) -> Vec<String> {
+        let disks = self.fabric.disks.lock().unwrap();
+        disks.values().flat_map(|store| store.lvols.keys().cloned()).collect()
+    }
+
+    /// What is done to the lvstore by somebody else.
+    fn with_store<T>(&self, change: impl FnOnce(&mut FakeStore) -> T) -> T {
+        change(self.fabric.disks.lock().unwrap().values_mut().next().unwrap())
+    }
 }
 
 fn request(create: bool) -> pb::StartReplicaRequest {
@@ -102,8 +140,8 @@ async fn a_promote_waits_for_old_sessions_to_drain_before_it_is_durable() {
         // The old host is out, its session still there: nobody new may come in and nothing may be durable yet.
         node.plane.wait_until("polled for the old session", |s| s.called("get_controllers").len() >= 6).await;
         assert!(hosts(&node.plane).is_empty());
-        let folder = node.dir.path().join("disk/replicas");
-        let (_, record) = state::ReplicaFiles::open(&folder, "v-r-1").unwrap();
+        let folder = node.dir.path().join("replicas");
+        let (_, record) = state::ReplicaFile::open(&folder, "v-r-1").unwrap();
         assert_eq!(record.unwrap().promoted_epoch, 1);
         assert!(!promote.is_finished());
         node.plane.drain(NQN);
@@ -132,7 +170,7 @@ async fn a_new_data_plane_gets_the_export_again_with_nobody_in() {
     node.status.send_replace(PlaneStatus { reason: "killed".to_owned(), ..PlaneStatus::default() });
     let error = node.replicas.promote("v-r-1", promotion(4, "e4")).await.unwrap_err();
     assert!(matches!(error, AgentError::Unavailable(_)), "{error}");
-    let second = FakePlane::serve(node.dir.path(), false, Fabric::default());
+    let second = FakePlane::serve(node.dir.path(), false, node.fabric.clone());
     node.status.send_replace(connect(&second).await);
     second.wait_until("exported", |s| s.subsystems.get(NQN).is_some_and(|sub| !sub.listeners.is_empty())).await;
     assert!(hosts(&second).is_empty());
@@ -151,7 +189,9 @@ async fn a_new_agent_keeps_the_session_of_the_promoted_engine_and_ends_others() 
     node.plane.state.lock().unwrap().subsystems.get_mut(NQN).unwrap().hosts.insert("nqn.stranger".to_owned());
     assert!(node.plane.connect(NQN, "nqn.stranger"));
     let hub = Hub::default();
-    let again = open(node.dir.path(), node.status.subscribe(), &hub).await;
+    node.shutdown.cancel();
+    let shutdown = CancellationToken::new();
+    let (_, again) = open(node.dir.path(), node.status.subscribe(), &hub, &shutdown).await;
     node.plane.wait_until("the stranger is out", |s| s.subsystems[NQN].hosts.len() == 1).await;
     assert_eq!(node.plane.state.lock().unwrap().subsystems[NQN].sessions, [host_nqn("v", 3, "e3")]);
     assert_eq!(again.start(request(false)).await.unwrap().promoted_epoch, 3);
@@ -166,14 +206,15 @@ async fn stop_and_delete_are_idempotent() {
     node.replicas.stop("v-r-1").await.unwrap();
     node.replicas.stop("v-r-1").await.unwrap();
     assert!(node.plane.state.lock().unwrap().subsystems.is_empty());
-    assert!(node.plane.state.lock().unwrap().bdevs.is_empty());
+    assert_eq!(node.lvols(), ["v-r-1"]);
     let error = node.replicas.promote("v-r-1", promotion(1, "e")).await.unwrap_err();
     assert!(matches!(error, AgentError::Forbidden(_)));
     assert_eq!(node.replicas.start(request(false)).await.unwrap().state(), pb::State::Running);
     node.replicas.delete("v-r-1", "d").await.unwrap();
     node.replicas.delete("v-r-1", "d").await.unwrap();
     assert!(node.replicas.list().is_empty() && !node.replicas.has("v-r-1"));
-    assert_eq!(std::fs::read_dir(node.dir.path().join("disk/replicas")).unwrap().count(), 0);
+    assert_eq!(node.lvols(), Vec::<String>::new());
+    assert_eq!(std::fs::read_dir(node.dir.path().join("replicas")).unwrap().count(), 0);
     assert!(node.replicas.start(request(true)).await.unwrap().fresh);
 }
 
@@ -182,12 +223,16 @@ async fn damaged_state_is_told_refused_and_deletable() {
     let node = node(false).await;
     node.replicas.start(request(true)).await.unwrap();
     node.replicas.promote("v-r-1", promotion(1, "e")).await.unwrap();
-    let folder = node.dir.path().join("disk/replicas");
+    let folder = node.dir.path().join("replicas");
     for slot in ["a", "b"] {
         std::fs::write(folder.join(format!("v-r-1.{slot}")), b"rubbish").unwrap();
     }
     let hub = Hub::default();
-    let again = open(node.dir.path(), node.status.subscribe(), &hub).await;
+    node.shutdown.cancel();
+    let shutdown = CancellationToken::new();
+    let (disks, again) = open(node.dir.path(), node.status.subscribe(), &hub, &shutdown).await;
+    let mut state = disks.state("d");
+    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
     let error = again.start(request(true)).await.unwrap_err();
     assert!(matches!(error, AgentError::Damaged(_)), "{error}");
     let replica = hub.replica("v-r-1").unwrap();
@@ -195,13 +240,14 @@ async fn damaged_state_is_told_refused_and_deletable() {
     assert!(!replica.fresh, "damaged is not fresh");
     assert!(matches!(again.promote("v-r-1", promotion(2, "e2")).await, Err(AgentError::Damaged(_))));
     again.delete("v-r-1", "d").await.unwrap();
+    assert_eq!(node.lvols(), Vec::<String>::new());
     assert!(again.start(request(true)).await.unwrap().fresh);
 }
 
 #[tokio::test]
 async fn bad_requests_name_field_value_and_rule() {
     let node = node(false).await;
-    for size in [0, 1, 4095, 4097, u64::MAX] {
+    for size in [0, 1, 4096, (1 << 20) + 4096, u64::MAX] {
         let error =
             node.replicas.start(pb::StartReplicaRequest { size_bytes: size, ..request(true) }).await.unwrap_err();
         assert!(error.to_string().contains("size_bytes") && error.to_string().contains(&size.to_string()), "{error}");
@@ -232,4 +278,86 @@ async fn a_failing_export_is_retried_until_it_works() {
     node.plane.state.lock().unwrap().failing.clear();
     node.plane.wait_until("listening", |s| s.subsystems.get(NQN).is_some_and(|sub| !sub.listeners.is_empty())).await;
     node.replicas.promote("v-r-1", promotion(1, "e")).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_lvol_without_a_record_is_neither_used_nor_deleted() {
+    let node = node(false).await;
+    let lvol = FakeLvol { uuid: Uuid::new_v4().to_string(), size: 1 << 20, clusters: 1 };
+    node.with_store(|store| store.lvols.insert("v-r-1".to_owned(), lvol));
+    let error = node.replicas.start(request(true)).await.unwrap_err();
+    assert!(matches!(&error, AgentError::Damaged(text) if text.contains("without a record")), "{error}");
+    node.replicas.delete("v-r-1", "d").await.unwrap();
+    assert_eq!(node.lvols(), ["v-r-1"]);
+    node.disks.look("d");
+    let listed = async {
+        while node.hub.disk("d").unwrap().unmanaged_count == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), listed).await.unwrap();
+    let disk = node.hub.disk("d").unwrap();
+    assert_eq!((disk.unmanaged[0].name.as_str(), disk.unmanaged_bytes), ("v-r-1", 1 << 20));
+    node.disks.remove("d").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_or_exchanged_lvol_is_damage_and_not_made_anew() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    for lost in [true, false] {
+        node.replicas.stop("v-r-1").await.unwrap();
+        node.with_store(|store| match lost {
+            true => drop(store.lvols.remove("v-r-1")),
+            false => {
+                let lvol = FakeLvol { uuid: Uuid::new_v4().to_string(), size: 1 << 20, clusters: 0 };
+                store.lvols.insert("v-r-1".to_owned(), lvol);
+            }
+        });
+        let error = node.replicas.start(request(true)).await.unwrap_err();
+        assert!(matches!(error, AgentError::Damaged(_)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_crash_between_record_and_lvol_is_finished() {
+    let node = node(false).await;
+    let failure = (-32602, "Invalid parameters".to_owned());
+    node.plane.state.lock().unwrap().failing.insert("bdev_lvol_create".to_owned(), failure);
+    let replica = node.replicas.start(request(true)).await.unwrap();
+    assert_eq!(replica.state(), pb::State::Starting);
+    // As if the lvol had been made and the agent had died before it noted that.
+    let uuid = Uuid::new_v4();
+    let lvol = FakeLvol { uuid: uuid.to_string(), size: 1 << 20, clusters: 0 };
+    node.with_store(|store| store.lvols.insert("v-r-1".to_owned(), lvol));
+    node.plane.wait_until("exported", |s| s.subsystems.get(NQN).is_some_and(|sub| !sub.listeners.is_empty())).await;
+    let (_, record) = state::ReplicaFile::open(&node.dir.path().join("replicas"), "v-r-1").unwrap();
+    assert_eq!(record.unwrap().lvol, Some(uuid));
+}
+
+#[tokio::test]
+async fn what_was_deleted_while_its_disk_was_away_goes_when_it_is_back() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    let (path, away) = (node.dir.path().join("disk"), node.dir.path().join("pulled"));
+    std::fs::rename(&path, &away).unwrap();
+    node.plane.state.lock().unwrap().bases.clear();
+    node.plane.state.lock().unwrap().bdevs.clear();
+    let second = FakePlane::serve(node.dir.path(), false, node.fabric.clone());
+    node.status.send_replace(connect(&second).await);
+    let mut state = node.disks.state("d");
+    let gone = |state: &DiskState| matches!(state, DiskState::Away(away) if away.reason == "DeviceMissing");
+    state.wait_for(gone).await.unwrap();
+    assert!(matches!(node.disks.remove("d").await, Err(AgentError::Forbidden(_))));
+    node.replicas.delete("v-r-1", "d").await.unwrap();
+    assert!(node.replicas.list().is_empty());
+    assert_eq!(node.lvols(), ["v-r-1"]);
+    assert!(matches!(node.replicas.start(request(true)).await, Err(AgentError::Exists(_))));
+    std::fs::rename(&away, &path).unwrap();
+    let buried = async {
+        while !node.lvols().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), buried).await.unwrap();
 }

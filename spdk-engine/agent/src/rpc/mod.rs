@@ -12,12 +12,16 @@
 
 mod addax;
 mod framing;
+mod lvol;
+mod raid;
 mod spdk;
 
 pub use addax::{
     Event, EventBatch, LegParams, MirrorConfig, MirrorLeg, MirrorParams, MirrorState, PendingSwap, PlaneInfo,
 };
 pub use framing::{Framer, FramingError, VALUE_BYTES_MAX};
+pub use lvol::{Lvol, Lvstore, NewLvstore};
+pub use raid::{RaidBdev, RaidProcess, RaidProgress};
 pub use spdk::{AttachParams, Bdev, Controller, Listener, Namespace, Subsystem};
 
 use std::collections::HashMap;

@@ -7,12 +7,13 @@
 //!
 //! *When things fail.* [`RpcError`]; nothing is retried here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::lvol::absent_is_fine;
 use super::{CALL_DEADLINE, Client, RpcError, code};
 
 /// Slack over a timeout that the data plane keeps itself, so that its own answer comes first.
@@ -32,6 +33,13 @@ pub struct Bdev {
     /// Its UUID.
     #[serde(default)]
     pub uuid: String,
+}
+
+impl Bdev {
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.num_blocks.saturating_mul(u64::from(self.block_size))
+    }
 }
 
 /// An address where a subsystem listens.
@@ -222,30 +230,13 @@ impl Client {
         }
     }
 
-    /// Opens a file as a device: by io_uring, or by Linux AIO where the data plane lacks that.
+    /// Bytes of every device, by name.
     ///
     /// # Errors
     /// See [`RpcError`].
-    pub async fn create_file_bdev(
-        &self,
-        uring: bool,
-        name: &str,
-        file: &str,
-        block_size: u32,
-        uuid: &str,
-    ) -> Result<(), RpcError> {
-        let method = if uring { "bdev_uring_create" } else { "bdev_aio_create" };
-        let params = json!({"name": name, "filename": file, "block_size": block_size, "uuid": uuid});
-        self.call(method, params, CALL_DEADLINE).await.map(drop)
-    }
-
-    /// Closes a file device; absent is fine.
-    ///
-    /// # Errors
-    /// See [`RpcError`].
-    pub async fn delete_file_bdev(&self, uring: bool, name: &str) -> Result<(), RpcError> {
-        let method = if uring { "bdev_uring_delete" } else { "bdev_aio_delete" };
-        absent_is_fine(self.call(method, json!({"name": name}), CALL_DEADLINE).await)
+    pub async fn bdev_sizes(&self) -> Result<BTreeMap<String, u64>, RpcError> {
+        let all: Vec<Bdev> = self.call_as("bdev_get_bdevs", Value::Null, CALL_DEADLINE).await?;
+        Ok(all.into_iter().map(|bdev| (bdev.name.clone(), bdev.size())).collect())
     }
 
     /// The subsystem of that NQN, if it is there.
@@ -362,12 +353,5 @@ impl Client {
     pub async fn nvme_controller_names(&self) -> Result<BTreeSet<String>, RpcError> {
         let all: Vec<Value> = self.call_as("bdev_nvme_get_controllers", Value::Null, CALL_DEADLINE).await?;
         Ok(all.iter().filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect())
-    }
-}
-
-fn absent_is_fine(result: Result<Value, RpcError>) -> Result<(), RpcError> {
-    match result {
-        Err(error) if !error.is_not_found() => Err(error),
-        _ => Ok(()),
     }
 }

@@ -19,11 +19,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
+use crate::disk::Disks;
 use crate::engine::Engines;
-use crate::error::{AgentError, blocking};
+use crate::error::AgentError;
 use crate::hub::Hub;
 use crate::replica::{Promotion, Replicas};
-use crate::state::DiskInfo;
 use status::to_status;
 
 /// Messages that wait for one watcher.
@@ -34,6 +34,8 @@ type Answer<T> = Result<Response<T>, Status>;
 /// What the services need.
 #[derive(Clone, Debug)]
 pub struct Services {
+    /// The disks.
+    pub disks: Disks,
     /// The replicas.
     pub replicas: Replicas,
     /// The engines.
@@ -48,24 +50,19 @@ fn answer<T>(result: Result<T, AgentError>) -> Answer<T> {
     result.map(Response::new).map_err(|error| to_status(&error))
 }
 
-/// A disk as the interface tells it.
-pub(crate) fn disk_to_proto(info: DiskInfo) -> pb::Disk {
-    pb::Disk {
-        name: info.name,
-        path: info.path.display().to_string(),
-        uuid: info.uuid.map(|uuid| uuid.to_string()).unwrap_or_default(),
-        size_bytes: info.size_bytes,
-        available_bytes: info.available_bytes,
-        error: info.error.unwrap_or_default(),
-    }
-}
-
 #[tonic::async_trait]
 impl pb::disks_server::Disks for Services {
     async fn list_disks(&self, _request: Request<pb::ListDisksRequest>) -> Answer<pb::ListDisksResponse> {
-        let disks = self.replicas.disks().clone();
-        let listed = blocking(move || disks.list()).await;
-        answer(listed.map(|list| pb::ListDisksResponse { disks: list.into_iter().map(disk_to_proto).collect() }))
+        answer(Ok(pb::ListDisksResponse { disks: self.disks.list() }))
+    }
+
+    async fn put_disk(&self, request: Request<pb::PutDiskRequest>) -> Answer<pb::Disk> {
+        answer(self.disks.put(request.into_inner()).await)
+    }
+
+    async fn remove_disk(&self, request: Request<pb::RemoveDiskRequest>) -> Answer<pb::RemoveDiskResponse> {
+        let removed = self.disks.remove(&request.into_inner().name).await;
+        answer(removed.map(|()| pb::RemoveDiskResponse {}))
     }
 }
 

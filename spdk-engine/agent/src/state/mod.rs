@@ -1,23 +1,22 @@
 //! What the agent knows durably: disks, the state of replicas, the engines to hold.
 //!
-//! *What it is.* A replica's data is a sparse file `<disk>/replicas/<name>.img`, a pure image. Beside it lie two slots
-//! (`<name>.a`, `<name>.b`, see [`slots`]) with its [`ReplicaRecord`]: volume, size, lineage and the promoted epoch and
-//! instance (consistency rules 13 and 14). `engines.json` in the runtime folder tells which engines this node holds.
+//! *What it is.* Files in the agent's runtime folder, each a record in two slots (see [`slots`]): `disks` and `engines`,
+//! and for every replica `replicas/<name>` with its [`ReplicaRecord`]: volume, size, where its lvol is, lineage and the
+//! promoted epoch and instance (consistency rules 13 and 14). The lvol itself stays a pure image.
 //!
-//! *Invariants.* The record is durable before the image is made and is removed after it, so an image without a record
-//! was damaged and is refused, never taken for a fresh replica. The promoted epoch never falls.
+//! *Invariants.* The record is durable before the lvol is made and is removed after it. It names the lvstore by UUID, so
+//! it is never taken for the record of what another disk holds. The promoted epoch never falls.
 //!
 //! *When things fail.* [`StateError`] names the file. Nothing is repaired here.
 
-mod disk;
+mod disks;
 mod engines;
 pub mod slots;
 
-pub use disk::{DiskError, DiskInfo, Disks, MARKER_FILE, REPLICAS_DIR};
+pub use disks::{DiskIdentity, DiskRecord, DiskStore, DiskWish, Place};
 pub use engines::{EngineStore, EngineWish, MemberWish};
 
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -38,7 +37,14 @@ pub struct ReplicaRecord {
     pub volume: String,
     /// Size in bytes.
     pub size: u64,
-    /// UUID of its device.
+    /// The disk that it is on, by its name on this node.
+    pub disk: String,
+    /// The lvstore that it is in.
+    pub lvstore: Uuid,
+    /// Its lvol; `None` until that was made.
+    #[serde(default)]
+    pub lvol: Option<Uuid>,
+    /// Identity of the copy; its namespace's UUID comes from it.
     pub uuid: Uuid,
     /// The lineage under which it was promoted; empty before the first promote.
     #[serde(default)]
@@ -55,6 +61,9 @@ pub struct ReplicaRecord {
     /// Whether it is to be exported.
     #[serde(default)]
     pub running: bool,
+    /// It was deleted while its disk was away: the lvol goes as soon as the disk is back.
+    #[serde(default)]
+    pub deleted: bool,
 }
 
 impl ReplicaRecord {
@@ -87,59 +96,31 @@ pub enum StateError {
         /// Why.
         reason: String,
     },
-    /// There is an image, but no record.
-    #[error(
-        "{0} has no record (.a, .b) beside it: what it holds is unknown, so it is not used; delete the replica to free it"
-    )]
-    Orphan(PathBuf),
-    /// There is a record, but no image.
-    #[error("{0} is gone, although its record says that it held data")]
-    ImageGone(PathBuf),
-    /// The image has another length than the record says.
-    #[error("{path} has {found} bytes; its record says {expected}")]
-    ImageSize {
-        /// The image.
-        path: PathBuf,
-        /// Its length.
-        found: u64,
-        /// The length it should have.
-        expected: u64,
-    },
 }
 
-/// The files of one replica.
+/// The file of one replica.
 #[derive(Debug)]
-pub struct ReplicaFiles {
+pub struct ReplicaFile {
     folder: PathBuf,
     name: String,
     slots: Slots,
 }
 
-impl ReplicaFiles {
-    /// Opens the files of a replica; `None` as record when there are none.
+impl ReplicaFile {
+    /// Opens the file of a replica; `None` as record when there is none.
     ///
     /// # Errors
-    /// See [`StateError`]: an image without a readable record is one.
+    /// See [`StateError`].
     pub fn open(folder: &Path, name: &str) -> Result<(Self, Option<ReplicaRecord>), StateError> {
         let (slots, payload) = Slots::open(folder, name)?;
-        let files = Self { folder: folder.to_owned(), name: name.to_owned(), slots };
-        let Some(payload) = payload else {
-            if files.image().exists() {
-                return Err(StateError::Orphan(files.image()));
-            }
-            return Ok((files, None));
-        };
+        let file = Self { folder: folder.to_owned(), name: name.to_owned(), slots };
+        let Some(payload) = payload else { return Ok((file, None)) };
         let bad = |reason: String| StateError::Record { path: folder.join(name), reason };
         let record: ReplicaRecord = serde_json::from_slice(&payload).map_err(|error| bad(error.to_string()))?;
         if record.replica != name {
             return Err(bad(format!("it is of replica '{}'", record.replica)));
         }
-        Ok((files, Some(record)))
-    }
-
-    /// Path of the image.
-    pub fn image(&self) -> PathBuf {
-        self.folder.join(format!("{}.img", self.name))
+        Ok((file, Some(record)))
     }
 
     /// Makes a record durable.
@@ -151,56 +132,19 @@ impl ReplicaFiles {
             .map_err(|error| StateError::Record { path: self.folder.join(&self.name), reason: error.to_string() })?;
         Ok(self.slots.write(&payload)?)
     }
-
-    /// Makes sure that the image is there with the record's size. It is made only for a replica that is fresh.
-    ///
-    /// # Errors
-    /// See [`StateError`].
-    pub fn ensure_image(&self, record: &ReplicaRecord) -> Result<(), StateError> {
-        let path = self.image();
-        let io = |source| StateError::Io { path: path.clone(), source };
-        let length = match fs::metadata(&path) {
-            Ok(meta) => Some(meta.len()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(io(error)),
-        };
-        match length {
-            Some(found) if found == record.size => Ok(()),
-            None | Some(0) if record.is_fresh() => {
-                let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(io)?;
-                file.set_len(record.size).and_then(|()| file.sync_all()).map_err(io)?;
-                Ok(sync_folder(&self.folder)?)
-            }
-            None => Err(StateError::ImageGone(path)),
-            Some(found) => Err(StateError::ImageSize { path, found, expected: record.size }),
-        }
-    }
-
-    /// Bytes that the image takes on the disk.
-    pub fn allocated_bytes(&self) -> u64 {
-        fs::metadata(self.image()).map_or(0, |meta| meta.blocks() * 512)
-    }
 }
 
-/// Removes all files of a replica, whatever state they are in.
+/// Removes the record of a replica, whatever is in its files.
 ///
 /// # Errors
 /// See [`StateError`].
-pub fn delete_replica_files(folder: &Path, name: &str) -> Result<(), StateError> {
-    // The image goes first: a record without an image can be deleted again, an image without a record looks like loss.
-    remove_file(&folder.join(format!("{name}.img")))?;
-    sync_folder(folder)?;
+pub fn remove_replica(folder: &Path, name: &str) -> Result<(), StateError> {
     remove_file(&folder.join(format!("{name}.a")))?;
     remove_file(&folder.join(format!("{name}.b")))?;
     Ok(sync_folder(folder)?)
 }
 
-/// Whether any file of a replica is there.
-pub fn has_replica_files(folder: &Path, name: &str) -> bool {
-    ["img", "a", "b"].iter().any(|suffix| folder.join(format!("{name}.{suffix}")).exists())
-}
-
-/// The names of all replicas that have a file in a folder.
+/// The names of all replicas that have a record in a folder.
 ///
 /// # Errors
 /// [`StateError::Io`].
@@ -209,7 +153,7 @@ pub fn replica_names(folder: &Path) -> Result<Vec<String>, StateError> {
     let mut names = std::collections::BTreeSet::new();
     for entry in fs::read_dir(folder).map_err(io)? {
         let file_name = entry.map_err(io)?.file_name();
-        if let Some((name, "img" | "a" | "b")) = file_name.to_str().and_then(|text| text.rsplit_once('.')) {
+        if let Some((name, "a" | "b")) = file_name.to_str().and_then(|text| text.rsplit_once('.')) {
             names.insert(name.to_owned());
         }
     }
@@ -226,65 +170,40 @@ mod tests {
             replica: name.to_owned(),
             volume: "v".to_owned(),
             size: 1 << 20,
+            disk: "d".to_owned(),
+            lvstore: Uuid::new_v4(),
+            lvol: None,
             uuid: Uuid::new_v4(),
             lineage: String::new(),
             promoted_epoch: 0,
             promoted_instance: String::new(),
             created: 0,
             running: false,
+            deleted: false,
         }
     }
 
     #[test]
-    fn a_replica_is_made_found_and_deleted() {
+    fn a_record_is_made_found_and_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let (mut files, none) = ReplicaFiles::open(dir.path(), "r1").unwrap();
+        let (mut file, none) = ReplicaFile::open(dir.path(), "r1").unwrap();
         assert_eq!(none, None);
         let mut record = record("r1");
-        files.save(&record).unwrap();
-        files.ensure_image(&record).unwrap();
-        assert_eq!(fs::metadata(files.image()).unwrap().len(), 1 << 20);
+        file.save(&record).unwrap();
         record.promoted_epoch = 3;
-        files.save(&record).unwrap();
-        let (files, found) = ReplicaFiles::open(dir.path(), "r1").unwrap();
-        assert_eq!(found, Some(record.clone()));
-        files.ensure_image(&record).unwrap();
+        file.save(&record).unwrap();
+        assert_eq!(ReplicaFile::open(dir.path(), "r1").unwrap().1, Some(record));
         assert_eq!(replica_names(dir.path()).unwrap(), ["r1"]);
-        delete_replica_files(dir.path(), "r1").unwrap();
-        delete_replica_files(dir.path(), "r1").unwrap();
+        remove_replica(dir.path(), "r1").unwrap();
+        remove_replica(dir.path(), "r1").unwrap();
         assert!(replica_names(dir.path()).unwrap().is_empty());
     }
 
     #[test]
-    fn an_image_without_a_record_is_refused() {
+    fn a_record_of_another_replica_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("r1.img"), b"data").unwrap();
-        assert!(matches!(ReplicaFiles::open(dir.path(), "r1"), Err(StateError::Orphan(_))));
-        fs::write(dir.path().join("r1.a"), b"").unwrap();
-        assert!(matches!(ReplicaFiles::open(dir.path(), "r1"), Err(StateError::Slots(SlotsError::Corrupt { .. }))));
-    }
-
-    #[test]
-    fn a_lost_or_cut_image_is_not_made_anew() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut files, _) = ReplicaFiles::open(dir.path(), "r1").unwrap();
-        let mut record = record("r1");
-        record.promoted_epoch = 1;
-        files.save(&record).unwrap();
-        assert!(matches!(files.ensure_image(&record), Err(StateError::ImageGone(_))));
-        assert!(!files.image().exists());
-        fs::write(files.image(), b"short").unwrap();
-        assert!(matches!(files.ensure_image(&record), Err(StateError::ImageSize { found: 5, .. })));
-    }
-
-    #[test]
-    fn a_crash_before_the_image_was_made_is_finished() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut files, _) = ReplicaFiles::open(dir.path(), "r1").unwrap();
-        let record = record("r1");
-        files.save(&record).unwrap();
-        fs::write(files.image(), b"").unwrap();
-        files.ensure_image(&record).unwrap();
-        assert_eq!(fs::metadata(files.image()).unwrap().len(), record.size);
+        let (mut file, _) = ReplicaFile::open(dir.path(), "r1").unwrap();
+        file.save(&record("r2")).unwrap();
+        assert!(matches!(ReplicaFile::open(dir.path(), "r1"), Err(StateError::Record { .. })));
     }
 }

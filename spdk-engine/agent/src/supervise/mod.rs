@@ -13,7 +13,8 @@
 //! ```
 //! *Invariants.* The data plane outlives the agent: it is never ended because the agent ends (unless asked to). A data
 //! plane that still runs is adopted, not replaced. `instance` is new exactly when the process is: the engine's own
-//! instance id, or pid and start time for a stock `spdk_tgt`.
+//! instance id, or pid and start time for a stock `spdk_tgt`. A data plane that somebody else runs is never started and
+//! never sent a signal; one that hangs only counts as down.
 //!
 //! *When things fail.* A process that does not answer [`Supervision::ping_misses`] pings, each within
 //! [`Supervision::ping_deadline`], is ended by SIGKILL and started anew. A program that cannot start is tried again with
@@ -41,8 +42,8 @@ const POLL: Duration = Duration::from_millis(20);
 /// How the data plane is run and watched.
 #[derive(Clone, Debug)]
 pub struct Supervision {
-    /// The program: `addax-engine` or `spdk_tgt`.
-    pub program: PathBuf,
+    /// The program: `addax-engine` or `spdk_tgt`. `None`: somebody else runs it, and it is only used through its socket.
+    pub program: Option<PathBuf>,
     /// Its arguments.
     pub args: Vec<String>,
     /// Its JSON-RPC socket.
@@ -65,7 +66,7 @@ pub struct Supervision {
 
 impl Supervision {
     /// The usual times for a program.
-    pub fn new(program: PathBuf, args: Vec<String>, socket: PathBuf, runtime_dir: PathBuf) -> Self {
+    pub fn new(program: Option<PathBuf>, args: Vec<String>, socket: PathBuf, runtime_dir: PathBuf) -> Self {
         Self {
             program,
             args,
@@ -104,14 +105,29 @@ impl Plane {
         self.methods.contains(method)
     }
 
-    /// Whether it can run engines: a stock `spdk_tgt` cannot.
+    /// Whether its engines have the mirror's guarantees.
     pub fn has_mirror(&self) -> bool {
         self.has("addax_mirror_create") && self.has("addax_wait_events")
     }
 
-    /// Whether files are opened by io_uring (otherwise by Linux AIO).
+    /// Whether engines can run here at all: by the mirror, or as best effort by a `raid1`.
+    pub fn can_serve(&self) -> bool {
+        self.has_mirror() || self.has("bdev_raid_create")
+    }
+
+    /// Whether it is the bundled one.
+    pub fn is_own(&self) -> bool {
+        self.has("addax_get_info")
+    }
+
+    /// Whether files are opened by io_uring, otherwise by Linux AIO. SPDK's io_uring device cannot free what a file holds.
     pub fn has_uring(&self) -> bool {
-        self.has("bdev_uring_create")
+        self.is_own() && self.has("bdev_uring_create")
+    }
+
+    /// Whether a write that finds no free cluster is answered as such; SPDK calls that an error of the device.
+    pub fn tells_full(&self) -> bool {
+        self.is_own()
     }
 }
 
@@ -137,6 +153,12 @@ pub enum SuperviseError {
         program: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// Somebody else is to run it, and does not.
+    #[error("nothing answers at {socket}, where somebody else is to run the data plane")]
+    NotRunning {
+        /// The socket.
+        socket: PathBuf,
     },
     /// It ended before it answered.
     #[error("the data plane (pid {pid}) ended while starting; its log ends with: {log}")]
@@ -234,12 +256,15 @@ impl Supervisor {
     /// A data plane that runs already. One that runs but does not answer is ended.
     async fn find(&self) -> Option<(Client, ProcessId)> {
         if let Some(found) = connect(&self.config.socket).await {
+            if self.config.program.is_none() {
+                return Some(found);
+            }
             if let Err(error) = process::write_pid_file(&self.config.runtime_dir, &found.1) {
                 tracing::warn!(%error, "cannot write the pid file");
             }
             return Some(found);
         }
-        let process = process::read_pid_file(&self.config.runtime_dir)?;
+        let process = process::read_pid_file(&self.config.runtime_dir).filter(|_| self.config.program.is_some())?;
         if let Ok(found) = self.wait_for_socket(&process).await {
             return Some(found);
         }
@@ -248,7 +273,9 @@ impl Supervisor {
     }
 
     async fn start_process(&mut self) -> Result<(Client, ProcessId), SuperviseError> {
-        let Supervision { program, args, runtime_dir, .. } = &self.config;
+        let Supervision { program, args, runtime_dir, socket, .. } = &self.config;
+        let not_running = || SuperviseError::NotRunning { socket: socket.clone() };
+        let program = program.as_ref().ok_or_else(not_running)?;
         let (child, process) = process::spawn(runtime_dir, program, args)
             .map_err(|source| SuperviseError::Spawn { program: program.clone(), source })?;
         self.child = Some(child);
@@ -295,7 +322,7 @@ impl Supervisor {
                 instance = info.engine_instance;
                 version = format!("addax-engine {}", info.version);
             } else {
-                tracing::warn!(%version, "this data plane holds replicas only: it has no mirror, so no engine can run here");
+                tracing::warn!(%version, "this data plane has no mirror: engines here are its raid1, as best effort");
             }
             let socket = self.config.socket.clone();
             Ok(Plane { client, socket, instance, version, process, methods })
@@ -325,6 +352,9 @@ impl Supervisor {
     }
 
     async fn kill(&self, process: &ProcessId) {
+        if self.config.program.is_none() {
+            return;
+        }
         process.signal(Signal::SIGKILL);
         if !process.wait_gone(self.config.ping_deadline).await {
             tracing::error!(pid = process.pid, "the data plane does not die; is its disk stuck?");
@@ -349,7 +379,7 @@ impl Supervisor {
             }
             if misses >= self.config.ping_misses {
                 self.kill(&plane.process).await;
-                return format!("pid {} did not answer {misses} pings and was ended", plane.process.pid);
+                return format!("pid {} did not answer {misses} pings", plane.process.pid);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// Connects to a fake data plane as the supervisor does.
 pub(crate) async fn greet(socket: &Path) -> Plane {
-    let config = Supervision::new(PathBuf::new(), Vec::new(), socket.to_owned(), PathBuf::new());
+    let config = Supervision::new(None, Vec::new(), socket.to_owned(), PathBuf::new());
     let (status, _) = watch::channel(PlaneStatus::default());
     let supervisor = Supervisor { config, status, child: None, starts: 0 };
     let (client, process) = connect(socket).await.unwrap();
@@ -37,7 +37,7 @@ fn supervision(dir: &Path) -> Supervision {
         ping_deadline: Duration::from_millis(500),
         ping_misses: 2,
         pause_max: Duration::from_millis(200),
-        ..Supervision::new("/bin/sh".into(), args, dir.join("rpc.sock"), dir.to_owned())
+        ..Supervision::new(Some("/bin/sh".into()), args, dir.join("rpc.sock"), dir.to_owned())
     }
 }
 
@@ -82,7 +82,7 @@ async fn a_killed_or_hung_data_plane_is_restarted_and_a_living_one_adopted() {
 #[tokio::test]
 async fn a_program_that_cannot_start_is_tried_for_ever_and_the_reason_is_told() {
     let dir = tempfile::tempdir().unwrap();
-    let missing = Supervision { program: "/no/such/engine".into(), ..supervision(dir.path()) };
+    let missing = Supervision { program: Some("/no/such/engine".into()), ..supervision(dir.path()) };
     let shutdown = CancellationToken::new();
     let mut status = start(missing, shutdown.clone());
     for _ in 0..4 {
@@ -96,5 +96,23 @@ async fn a_program_that_cannot_start_is_tried_for_ever_and_the_reason_is_told() 
     let mut status = start(failing, shutdown.clone());
     let told = status.wait_for(|s| s.reason.contains("wrong option"));
     tokio::time::timeout(Duration::from_secs(30), told).await.unwrap().unwrap();
+    shutdown.cancel();
+}
+
+#[tokio::test]
+async fn one_that_somebody_else_runs_is_used_and_never_started_or_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Supervision { program: None, ..supervision(dir.path()) };
+    let shutdown = CancellationToken::new();
+    let mut status = start(config, shutdown.clone());
+    let down = |status: &PlaneStatus| status.plane.is_none() && status.reason.contains("somebody else");
+    status.wait_for(down).await.unwrap();
+    let plane = FakePlane::serve(dir.path(), false, Fabric::default());
+    status.wait_for(|status| status.plane.is_some()).await.unwrap();
+    assert!(process::read_pid_file(dir.path()).is_none());
+    plane.kill();
+    status.wait_for(|status| status.plane.is_none()).await.unwrap();
+    let _again = FakePlane::serve(dir.path(), false, Fabric::default());
+    status.wait_for(|status| status.plane.is_some()).await.unwrap();
     shutdown.cancel();
 }

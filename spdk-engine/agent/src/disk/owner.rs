@@ -1,0 +1,301 @@
+//! The owner task of one disk: opens its lvstore, keeps it open, tells what is in it.
+//!
+//! *States.* `Away` (with the reason; looked at again every [`RETRY`] while the data plane is up), `Ready`.
+//!
+//! *Invariants.* The identity is durable before the disk is `Ready` for the first time; the name of an lvstore that is
+//! to be made is durable before it is made.
+//!
+//! *When things fail.* A lvstore that vanishes (its device was pulled) makes the disk `Away`, and it is opened again when
+//! the device is back.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use addax_proto::engine_v1 as pb;
+use pb::event::Object;
+use tokio::sync::{Notify, mpsc, oneshot};
+use uuid::Uuid;
+
+use super::attach::{Attach, Refusal, Step};
+use super::{Away, DiskContext, DiskState, ReadyDisk, Records, Table, Unmanaged, Usage, probe, tell};
+use crate::error::{AgentError, blocking};
+use crate::hub::Key;
+use crate::rpc::{Lvol, Lvstore, RpcError};
+use crate::state::{DiskIdentity, DiskRecord, DiskWish, Place};
+use crate::supervise::Plane;
+
+/// How often a disk that is away is looked for.
+const RETRY: Duration = Duration::from_secs(5);
+/// How often a disk that is there is looked at.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// What an owner is asked for.
+#[derive(Debug)]
+pub(super) enum Command {
+    Put { wish: DiskWish, reply: oneshot::Sender<Result<(), AgentError>> },
+    Remove { reply: oneshot::Sender<Result<(), AgentError>> },
+}
+
+pub(super) struct Owner {
+    record: DiskRecord,
+    context: DiskContext,
+    records: Records,
+    table: Table,
+    look: Arc<Notify>,
+    state: DiskState,
+    /// Of the device that is there.
+    device: String,
+    fingerprint: String,
+    usage: Arc<Usage>,
+    /// Keeps others on this machine from the device.
+    held: Option<File>,
+}
+
+impl Owner {
+    pub(super) fn new(
+        record: DiskRecord,
+        context: DiskContext,
+        records: Records,
+        table: Table,
+        look: Arc<Notify>,
+    ) -> Self {
+        let state = DiskState::Away(Away::passing("Starting", "the disk is being opened"));
+        let device = record.identity.as_ref().map(|identity| identity.device.clone()).unwrap_or_default();
+        let fingerprint = String::new();
+        Self { record, context, records, table, look, state, device, fingerprint, usage: Arc::default(), held: None }
+    }
+
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        self.tell();
+        let mut plane = self.context.plane.clone();
+        plane.mark_unchanged();
+        let shutdown = self.context.shutdown.clone();
+        // The first look comes at once.
+        let mut first = true;
+        loop {
+            let pause = match &self.state {
+                _ if std::mem::take(&mut first) => Duration::ZERO,
+                DiskState::Ready(_) => LOOK,
+                DiskState::Away(_) => RETRY,
+            };
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                command = commands.recv() => match command {
+                    Some(Command::Put { wish, reply }) => {
+                        let result = self.put(wish).await;
+                        let _ = reply.send(result);
+                        self.settle().await;
+                    }
+                    Some(Command::Remove { reply }) => {
+                        let result = self.remove().await;
+                        let gone = result.is_ok();
+                        let _ = reply.send(result);
+                        if gone {
+                            return;
+                        }
+                    }
+                    None => return,
+                },
+                changed = plane.changed() => match changed {
+                    Ok(()) => self.settle().await,
+                    Err(_) => return,
+                },
+                () = self.look.notified() => self.measure().await,
+                () = tokio::time::sleep(pause) => self.settle().await,
+            }
+        }
+    }
+
+    fn name(&self) -> &str {
+        &self.record.wish.name
+    }
+
+    fn plane(&self) -> Result<Arc<Plane>, Away> {
+        let status = self.context.plane.borrow();
+        let down = || Away::passing("DataPlaneDown", format!("the data plane is down: {}", status.reason));
+        status.plane.clone().ok_or_else(down)
+    }
+
+    // --- commands ---
+
+    async fn put(&mut self, wish: DiskWish) -> Result<(), AgentError> {
+        if wish == self.record.wish {
+            return Ok(());
+        }
+        let record = DiskRecord { wish, ..self.record.clone() };
+        self.records.put(&record).await?;
+        self.record = record;
+        self.tell();
+        Ok(())
+    }
+
+    async fn remove(&mut self) -> Result<(), AgentError> {
+        // A data plane that is down has nothing open, and is not given this disk again.
+        if let Ok(plane) = self.plane() {
+            self.attach(&plane).close().await?;
+        }
+        let name = self.record.wish.name.clone();
+        self.records.remove(&name).await?;
+        tracing::info!(disk = %name, "forgotten");
+        Ok(())
+    }
+
+    // --- the lvstore ---
+
+    fn attach<'a>(&'a self, plane: &'a Plane) -> Attach<'a> {
+        Attach { plane, record: &self.record, node: &self.context.node }
+    }
+
+    /// Brings the disk to where it should be, as far as that can be done now.
+    async fn settle(&mut self) {
+        let plane = match self.plane() {
+            Ok(plane) => plane,
+            Err(away) => return self.away(away),
+        };
+        if matches!(&self.state, DiskState::Ready(ready) if ready.plane.instance == plane.instance) {
+            match self.attach(&plane).store().await {
+                Ok(Some(_)) => return self.measure().await,
+                Ok(None) => self.away(Away::lasting("DeviceMissing", "the data plane has lost the device")),
+                Err(error) => return tracing::warn!(disk = %self.name(), %error, "cannot look at the disk"),
+            }
+        }
+        match self.open(&plane).await {
+            Ok((store, block_bytes)) => self.ready(plane, store, block_bytes).await,
+            Err(refusal) => {
+                self.fingerprint = refusal.fingerprint;
+                self.away(refusal.away);
+            }
+        }
+    }
+
+    /// The lvstore, and bytes of a block of it.
+    async fn open(&mut self, plane: &Plane) -> Result<(Lvstore, u32), Refusal> {
+        let mut held = self.held.take();
+        let (device, step) = self.attach(plane).look(&mut held).await;
+        self.held = held;
+        self.device = device;
+        let store = match step? {
+            Step::Use(store) => store,
+            Step::Form { wipe } => self.form(plane, wipe).await?,
+        };
+        let block_bytes = self.attach(plane).block_size().await?;
+        let identity = DiskIdentity { lvstore: store.uuid, device: self.device.clone() };
+        if self.record.identity.as_ref() != Some(&identity) || !self.record.forming.is_empty() {
+            let record = DiskRecord { identity: Some(identity), forming: String::new(), ..self.record.clone() };
+            self.records.put(&record).await?;
+            self.record = record;
+        }
+        Ok((store, block_bytes))
+    }
+
+    async fn form(&mut self, plane: &Plane, wipe: bool) -> Result<Lvstore, Refusal> {
+        if self.record.forming.is_empty() {
+            // Unlike any other, wherever the disk may be plugged in later.
+            let forming = format!("addax-{}", Uuid::new_v4().simple());
+            let record = DiskRecord { forming, ..self.record.clone() };
+            self.records.put(&record).await?;
+            self.record = record;
+        }
+        self.away(Away::passing("Formatting", "it is being formatted"));
+        tracing::info!(disk = %self.name(), lvstore = %self.record.forming, wipe, "formatting");
+        self.attach(plane).form(wipe).await
+    }
+
+    async fn ready(&mut self, plane: Arc<Plane>, store: Lvstore, block_bytes: u32) {
+        tracing::info!(disk = %self.name(), lvstore = %store.name, uuid = %store.uuid, "the disk is ready");
+        self.fingerprint.clear();
+        let (uuid, name) = (store.uuid, store.name.clone());
+        let (cluster_bytes, opening) = (store.cluster_size, Uuid::new_v4());
+        let ready = ReadyDisk { plane, store: uuid, store_name: name, cluster_bytes, block_bytes, opening };
+        self.state = DiskState::Ready(Arc::new(ready));
+        self.table.set_state(self.name(), self.state.clone());
+        self.measure().await;
+    }
+
+    fn away(&mut self, away: Away) {
+        let known = matches!(&self.state, DiskState::Away(before) if *before == away);
+        if !known {
+            if away.reason != "DataPlaneDown" && away.reason != "Formatting" {
+                tracing::warn!(disk = %self.name(), reason = away.reason, message = %away.message, "cannot be used");
+            }
+            self.state = DiskState::Away(away);
+            self.table.set_state(self.name(), self.state.clone());
+        }
+        self.tell();
+    }
+
+    // --- what is in it ---
+
+    /// Looks at the clusters and tells.
+    async fn measure(&mut self) {
+        if let DiskState::Ready(ready) = &self.state {
+            match self.count(ready).await {
+                Ok(usage) => {
+                    self.usage = Arc::new(usage);
+                    self.table.set_usage(self.name(), self.usage.clone());
+                }
+                Err(error) => tracing::warn!(disk = %self.name(), %error, "cannot look at the lvols"),
+            }
+        }
+        self.tell();
+    }
+
+    async fn count(&self, ready: &ReadyDisk) -> Result<Usage, RpcError> {
+        let client = &ready.plane.client;
+        let gone = || RpcError::Answer { method: "bdev_lvol_get_lvstores".to_owned(), reason: "no lvstore".to_owned() };
+        let store = self.attach(&ready.plane).store().await?.ok_or_else(gone)?;
+        let lvols = client.lvols_of(&store.uuid).await?;
+        let replicas = self.table.replicas(self.name());
+        let bytes = |clusters: u64| clusters.saturating_mul(store.cluster_size);
+        let (own, others): (Vec<Lvol>, Vec<Lvol>) = lvols.into_iter().partition(|lvol| replicas.contains(&lvol.name));
+        let allocated: BTreeMap<String, u64> =
+            own.into_iter().map(|lvol| (lvol.name, bytes(lvol.num_allocated_clusters))).collect();
+        let sizes = if others.is_empty() { BTreeMap::new() } else { client.bdev_sizes().await? };
+        let unmanaged = others.into_iter().map(|lvol| Unmanaged {
+            // One that cannot be opened has no device: it takes what it has.
+            size: sizes.get(&lvol.uuid.to_string()).copied().unwrap_or(bytes(lvol.num_allocated_clusters)),
+            allocated: bytes(lvol.num_allocated_clusters),
+            name: lvol.name,
+            uuid: lvol.uuid,
+            is_snapshot: lvol.is_snapshot,
+        });
+        let mut available = bytes(store.free_clusters);
+        if let Place::File { path, .. } = &self.record.wish.place {
+            let path = path.clone();
+            // A sparse file cannot take more than the file system around it.
+            let around = blocking(move || probe::free_around(&path)).await.ok().flatten();
+            available = available.min(around.unwrap_or(u64::MAX));
+        }
+        let size = bytes(store.total_data_clusters);
+        Ok(Usage { size, available, allocated, unmanaged: unmanaged.collect() })
+    }
+
+    fn tell(&self) {
+        let mut disk = pb::Disk {
+            name: self.name().to_owned(),
+            wish: Some(tell::wish(&self.record.wish)),
+            device: self.device.clone(),
+            fingerprint: self.fingerprint.clone(),
+            ..pb::Disk::default()
+        };
+        if let Some(identity) = &self.record.identity {
+            disk.uuid = identity.lvstore.to_string();
+        }
+        match &self.state {
+            DiskState::Ready(ready) => {
+                disk.cluster_bytes = ready.cluster_bytes;
+                disk.block_bytes = ready.block_bytes;
+                disk.lvstore = ready.store_name.clone();
+                disk.no_overcommit = !ready.plane.tells_full();
+            }
+            DiskState::Away(away) => {
+                disk.reason = away.reason.to_owned();
+                disk.message = away.message.clone();
+            }
+        }
+        tell::usage(&mut disk, &self.usage);
+        self.context.hub.set(Key::Disk(self.name().to_owned()), Object::Disk(disk));
+    }
+}
