@@ -10,6 +10,8 @@ pub mod guest;
 pub mod kube;
 pub mod kubectl;
 pub mod load;
+pub mod lvol_plane;
+pub mod nvme_tcp;
 pub mod programs;
 pub mod python;
 pub mod spdk;

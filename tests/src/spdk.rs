@@ -16,6 +16,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::engine::rpc_at;
+
 /// Bounds the start of the target until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -44,6 +46,95 @@ pub fn tree() -> Option<PathBuf> {
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port())
+}
+
+/// A target without any device, driven by its RPC socket; killed when dropped.
+#[derive(Debug)]
+pub struct BareTarget {
+    folder: TempDir,
+    process: Child,
+}
+
+impl BareTarget {
+    /// Starts a target and waits until it answers.
+    ///
+    /// # Errors
+    /// When the tree is not built, or the target does not answer in time; with the target's log.
+    pub fn start(tree: &Path) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = json!({"subsystems": [small_iscsi()]});
+        fs::write(folder.path().join("config.json"), config.to_string())?;
+        let process = spawn(tree, folder.path())?;
+        let mut target = Self { folder, process };
+        let deadline = Instant::now() + START_TIMEOUT;
+        while rpc_at(&target.socket(), "framework_wait_init", Value::Null).is_err() {
+            if target.process.try_wait()?.is_some() || Instant::now() > deadline {
+                bail!("the SPDK target does not answer:\n{}", target.log());
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(target)
+    }
+
+    /// Its RPC socket.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("rpc.sock")
+    }
+
+    /// What it has printed.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Ends it in order, by SIGTERM.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn terminate(mut self) -> Result<()> {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.process.id())?);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)?;
+        let deadline = Instant::now() + START_TIMEOUT;
+        while self.process.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                bail!("the SPDK target does not end by SIGTERM:\n{}", self.log());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BareTarget {
+    fn drop(&mut self) {
+        // Fails only for a process that has ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Starts a target whose configuration, log and socket are in a folder.
+fn spawn(tree: &Path, folder: &Path) -> Result<Child> {
+    let log = File::create(folder.join("log"))?;
+    let program = tree.join("build/bin/spdk_tgt");
+    Command::new(&program)
+        .args(["--no-huge", "-m", "0x1", "-s", &MEMORY_MIB.to_string()])
+        .arg("-r")
+        .arg(folder.join("rpc.sock"))
+        .arg("-c")
+        .arg(folder.join("config.json"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot start {}", program.display()))
+}
+
+/// Unused here, but its default pools alone are larger than the memory given.
+fn small_iscsi() -> Value {
+    json!({"subsystem": "iscsi", "config": [{"method": "iscsi_set_options", "params": {
+        "max_sessions": 2, "max_connections_per_session": 2, "pdu_pool_size": 64,
+        "immediate_data_pool_size": 32, "data_out_pool_size": 32,
+    }}]})
 }
 
 /// A target with one subsystem of one namespace, listening on a port of 127.0.0.1.
@@ -94,19 +185,7 @@ impl SpdkTarget {
     /// As [`SpdkTarget::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.kill()?;
-        let log = File::create(self.folder.path().join("log"))?;
-        let program = self.tree.join("build/bin/spdk_tgt");
-        let process = Command::new(&program)
-            .args(["--no-huge", "-m", "0x1", "-s", &MEMORY_MIB.to_string()])
-            .arg("-r")
-            .arg(self.folder.path().join("rpc.sock"))
-            .arg("-c")
-            .arg(self.folder.path().join("config.json"))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+        let process = spawn(&self.tree, self.folder.path())?;
         self.process = Some(process);
         self.wait_until_listening()
     }
@@ -142,11 +221,7 @@ fn configuration(nqn: &str, disk: &Path, port: u16) -> Value {
         "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string(),
     }});
     json!({"subsystems": [
-        // Unused here, but its default pools alone are larger than the memory given.
-        {"subsystem": "iscsi", "config": [call("iscsi_set_options", json!({
-            "max_sessions": 2, "max_connections_per_session": 2, "pdu_pool_size": 64,
-            "immediate_data_pool_size": 32, "data_out_pool_size": 32,
-        }))]},
+        small_iscsi(),
         {"subsystem": "bdev", "config": [call("bdev_aio_create", json!({
             "name": "disk", "filename": disk, "block_size": 4096,
             // The namespace gets its NGUID and UUID from here; by default they are drawn anew at each start,

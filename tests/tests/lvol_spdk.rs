@@ -1,0 +1,179 @@
+//! Disks move freely between Addax's engine and a stock SPDK: random programs begin on one and go on on the other.
+//!
+//! Needs a built SPDK tree at `$SPDK_DIR`. By default a few programs run; `LVOL_TESTS=full` runs 50,
+//! `LVOL_SEEDS=17` or `LVOL_SEEDS=0..9` chooses. `LVOL_PLANES=spdk` runs them on SPDK alone: what fails then is a mistake
+//! of the model.
+#![allow(clippy::unwrap_used)]
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use blobstore_format::image::{Image, Mode};
+use blobstore_format::read::ReadFn;
+use e2e::lvol_plane::{Disk, Kind, Plane, Uuids};
+use e2e::spdk::tree;
+use lvol_core::testing::Rng;
+use lvol_core::testing::model::{Call, Model, Verdict};
+use lvol_core::testing::program::{self, Kind as OpKind, Numbers, Op, Shape};
+
+const EXTERNAL_TAG: u32 = 1;
+const EXTERNAL_CLUSTERS: u64 = 5;
+const SIZE_MIB: u64 = 320;
+/// Operations between two hand-overs.
+const LEG: usize = 12;
+
+fn seeds() -> Range<u64> {
+    let full = std::env::var("LVOL_TESTS").is_ok_and(|value| value == "full");
+    let Ok(text) = std::env::var("LVOL_SEEDS") else { return 0..if full { 50 } else { 4 } };
+    let number = |text: &str| text.trim().parse::<u64>().unwrap_or_else(|_| panic!("LVOL_SEEDS is {text:?}"));
+    match text.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => number(&text)..number(&text) + 1,
+    }
+}
+
+/// The two data planes, in the order of their turns.
+fn planes(seed: u64) -> (Kind, Kind) {
+    match std::env::var("LVOL_PLANES").as_deref() {
+        Ok("spdk") => (Kind::Spdk, Kind::Spdk),
+        Ok("addax") => (Kind::Addax, Kind::Addax),
+        _ if seed.is_multiple_of(2) => (Kind::Addax, Kind::Spdk),
+        _ => (Kind::Spdk, Kind::Addax),
+    }
+}
+
+struct Run {
+    disk: Disk,
+    plane: Option<Plane>,
+    kind: Kind,
+    other: Kind,
+    model: Model,
+    numbers: Numbers,
+    uuids: Uuids,
+    shape: Shape,
+    rng: Rng,
+    calls: usize,
+}
+
+impl Run {
+    fn new(tree: &Path, seed: u64) -> Result<Self> {
+        let mut rng = Rng::new(seed ^ 0x5EED);
+        let block_size = if rng.percent(50) { 512 } else { 4096 };
+        let disk = Disk::new(tree, block_size, SIZE_MIB, EXTERNAL_CLUSTERS, EXTERNAL_TAG)?;
+        let (kind, other) = planes(seed);
+        let external = Some((EXTERNAL_CLUSTERS, EXTERNAL_TAG));
+        let model = Model::new((1 << 20) / block_size as u64, external, kind.rules());
+        let shape = Shape { ops: 64, beside: 0, clusters: 10 };
+        let plane = Plane::open(kind, &disk)?;
+        plane.format()?;
+        let (numbers, uuids) = (Numbers::default(), Uuids::new());
+        Ok(Self { disk, plane: Some(plane), kind, other, model, numbers, uuids, shape, rng, calls: 0 })
+    }
+
+    fn plane(&self) -> Result<&Plane> {
+        self.plane.as_ref().context("no data plane runs")
+    }
+
+    fn step(&mut self, op: &Op) -> Result<()> {
+        match op.kind {
+            OpKind::ReopenClean => return self.reopen(self.kind, true),
+            OpKind::ReopenDirty => return self.reopen(self.kind, false),
+            _ => {}
+        }
+        let Some(call) = op.resolve(&self.model, &mut self.numbers, self.shape) else { return Ok(()) };
+        if self.is_beyond_spdk(&call) {
+            return Ok(());
+        }
+        self.calls += 1;
+        let verdict = self.model.verdict(&call);
+        let plane = self.plane.as_ref().context("no data plane runs")?;
+        let result = plane.call(&call, &mut self.uuids);
+        match (verdict, &result) {
+            (Verdict::Refused(_), Err(_)) | (Verdict::Open, Err(_)) => Ok(()),
+            (Verdict::Refused(why), Ok(())) => Err(anyhow::anyhow!("{call:?} is not refused, although {why:?}")),
+            (_, Ok(())) => {
+                self.model.apply(&call);
+                Ok(())
+            }
+            (Verdict::Succeeds, Err(error)) => Err(anyhow::anyhow!("{call:?}: {error:#}")),
+        }
+    }
+
+    /// Attributes have no RPC. SPDK makes a cycle of parents when asked to, and cannot open it again; it fails reads of an
+    /// external clone beyond its device.
+    fn is_beyond_spdk(&self, call: &Call) -> bool {
+        match call {
+            Call::Attribute { .. } => true,
+            Call::SetParent { vol, parent } => self.model.is_above(*vol, *parent),
+            Call::Resize { vol, clusters } => *clusters > EXTERNAL_CLUSTERS && self.model.is_external(*vol),
+            _ => false,
+        }
+    }
+
+    fn reopen(&mut self, kind: Kind, orderly: bool) -> Result<()> {
+        let plane = self.plane.take().context("no data plane runs")?;
+        let before = plane.check_tree(&self.model, &self.uuids).context("before the end")?;
+        if orderly {
+            plane.close()?;
+            check_image(&self.disk)?;
+        } else {
+            plane.kill();
+        }
+        self.kind = kind;
+        self.model.set_rules(kind.rules());
+        let plane = Plane::open(kind, &self.disk)?;
+        let after = plane.check_tree(&self.model, &self.uuids).with_context(|| format!("opened by {kind:?}"))?;
+        ensure!(before == after, "allocated and free clusters: {before:?} before, {after:?} in {kind:?}");
+        self.plane = Some(plane);
+        Ok(())
+    }
+
+    /// Hands the disk to the other data plane, and compares every block.
+    fn hand_over(&mut self) -> Result<()> {
+        let orderly = self.rng.percent(75);
+        let before = self.kind;
+        self.reopen(self.other, orderly)?;
+        self.other = before;
+        let handed = format!("handed over to {:?} (orderly: {orderly})", self.kind);
+        self.plane()?.check_contents(&self.model, &self.uuids).context(handed)
+    }
+
+    fn program(&mut self, ops: &[Op]) -> Result<()> {
+        for (number, op) in ops.iter().enumerate() {
+            if number > 0 && number % LEG == 0 {
+                self.hand_over().with_context(|| format!("before operation {number}"))?;
+            }
+            self.step(op).with_context(|| format!("operation {number} on {:?}", self.kind))?;
+        }
+        self.hand_over().context("at the end")?;
+        self.hand_over().context("and back")
+    }
+}
+
+/// The image as a reader sees it that shares no code with either data plane: it opens clean, and nothing is lost.
+fn check_image(disk: &Disk) -> Result<()> {
+    let file = File::open(disk.image())?;
+    let size = file.metadata()?.len();
+    let image = Image::open(ReadFn { size, read: |at, buf: &mut [u8]| file.read_exact_at(buf, at) }, Mode::AsMarked)?;
+    ensure!(!image.recovered && image.lost.is_empty(), "after an orderly end: {:?}", image.lost);
+    Ok(())
+}
+
+#[test]
+fn programs_go_on_on_the_other_data_plane_and_back() {
+    let Some(tree) = tree() else { return };
+    for seed in seeds() {
+        let mut run = Run::new(&tree, seed).unwrap();
+        let ops = program::generate(seed, run.shape);
+        if let Err(error) = run.program(&ops) {
+            let log = run.plane.as_ref().map(Plane::log).unwrap_or_default();
+            let tail: String = log.lines().rev().take(15).collect::<Vec<_>>().join("\n");
+            let folder = run.disk.keep();
+            panic!("LVOL_SEEDS={seed}: {error:#}\nfiles in {}\n{tail}", folder.display());
+        }
+        println!("seed {seed}: {} calls, {} lvols at the end", run.calls, run.model.volumes.len());
+    }
+}
