@@ -114,8 +114,10 @@ impl Plane {
         };
         let plane = Self { process, socket, port: free_port()?, block_size: disk.block_size, kind };
         let device = |name: &str, file: &str, uuid: Option<&str>| {
+            let path = disk.folder.path().join(file);
+            // With unmap: without it SPDK shows old data in clusters that are used again.
             let mut params =
-                json!({"name": name, "filename": disk.folder.path().join(file), "block_size": disk.block_size});
+                json!({"name": name, "filename": path, "block_size": disk.block_size, "fallocate": true});
             if let Some(uuid) = uuid {
                 params["uuid"] = json!(uuid);
             }
