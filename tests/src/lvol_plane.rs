@@ -116,8 +116,7 @@ impl Plane {
         let device = |name: &str, file: &str, uuid: Option<&str>| {
             let path = disk.folder.path().join(file);
             // With unmap: without it SPDK shows old data in clusters that are used again.
-            let mut params =
-                json!({"name": name, "filename": path, "block_size": disk.block_size, "fallocate": true});
+            let mut params = json!({"name": name, "filename": path, "block_size": disk.block_size, "fallocate": true});
             if let Some(uuid) = uuid {
                 params["uuid"] = json!(uuid);
             }

@@ -16,7 +16,7 @@ use blobstore_format::read::ReadFn;
 use e2e::lvol_plane::{Disk, Kind, Plane, Uuids};
 use e2e::spdk::tree;
 use lvol_core::testing::Rng;
-use lvol_core::testing::model::{Call, Model, Verdict};
+use lvol_core::testing::model::{Call, Model, Refusal, Verdict};
 use lvol_core::testing::program::{self, Kind as OpKind, Numbers, Op, Shape};
 
 const EXTERNAL_TAG: u32 = 1;
@@ -88,7 +88,7 @@ impl Run {
         if self.is_beyond_spdk(&call) {
             return Ok(());
         }
-        let verdict = self.model.verdict(&call);
+        let verdict = self.verdict(&call);
         let plane = self.plane.as_ref().context("no data plane runs")?;
         let result = plane.call(&call, &mut self.uuids);
         let refused = if result.is_err() { ", refused" } else { "" };
@@ -101,6 +101,14 @@ impl Run {
                 Ok(())
             }
             (Verdict::Succeeds, Err(error)) => Err(anyhow::anyhow!("{call:?}: {error:#}")),
+        }
+    }
+
+    /// The store takes a new name that is the old one; the RPC, which adds the alias first, does not.
+    fn verdict(&self, call: &Call) -> Verdict {
+        match call {
+            Call::Rename { name, .. } if self.model.by_name(name).is_some() => Verdict::Refused(Refusal::Exists),
+            _ => self.model.verdict(call),
         }
     }
 
