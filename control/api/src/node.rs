@@ -15,6 +15,12 @@ pub const CONDITION_READY: &str = "Ready";
 pub const BLOCK_SIZE: u32 = 4096;
 /// Condition: whether new copies may be placed (on a node, or on a disk).
 pub const CONDITION_SCHEDULABLE: &str = "Schedulable";
+/// Reason of a disk that is not ready: its agent is being told to forget it, or another device of its name.
+pub const DISK_REMOVING: &str = "Removing";
+/// Reason of a disk that is not ready: its lvstore was found, and is used once it stands in the status.
+pub const DISK_FOUND: &str = "Found";
+/// Reason of a disk that is not ready: another node has it, or another device of the same one has its lvstore.
+pub const DISK_DUPLICATE: &str = "DuplicateDisk";
 
 /// What the node should be.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -90,6 +96,8 @@ impl DiskType {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[x_kube(
     validation = Rule::new("self.type == 'nvme' ? has(self.nvme) : has(self.path)").message("path is needed, or nvme for a disk of type nvme"),
+    validation = Rule::new("self.type == 'nvme' ? !has(self.path) : !has(self.nvme)").message("a disk of type nvme has no path, and one of another type no nvme"),
+    validation = Rule::new("self.type == 'file' || !has(self.size) || self.size == 0").message("only a file is made with a size"),
     validation = Rule::new("self.type == oldSelf.type && has(self.path) == has(oldSelf.path) && (!has(self.path) || self.path == oldSelf.path)").message("what a disk is on cannot change: remove it first, or use another name"),
     validation = Rule::new("has(self.nvme) == has(oldSelf.nvme) && (!has(self.nvme) || self.nvme == oldSelf.nvme)").message("what a disk is on cannot change: remove it first, or use another name"),
     validation = Rule::new("!has(self.evictionRequested) || !self.evictionRequested || !self.allowScheduling").message("evictionRequested needs allowScheduling: false")

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 
+use addax_api::node::DiskSpec;
 use addax_api::{KINDS, Volume, VolumeConfig, VolumeSpec, VolumeStatus, crds};
 use kube::core::cel::validate_cel_schema;
 use serde_json::{Value, json};
@@ -127,6 +128,34 @@ fn rules_of_a_volumes_spec() {
     }
     let error = validate_cel_schema::<VolumeSpec>(&spec(json!({})), Some(&old)).unwrap_err();
     assert!(error.to_string().contains("cannot shrink"), "{error}");
+}
+
+#[test]
+fn a_disk_has_what_belongs_to_its_type() {
+    let disk = |change: Value| {
+        let mut disk = json!({"type": "block", "path": "/dev/x", "allowScheduling": true});
+        json_merge(&mut disk, &change);
+        disk
+    };
+    let at = json!({"traddr": "10.0.0.1", "trsvcid": 4420, "nqn": "nqn.x", "nsid": 1});
+    let far = |change: Value| {
+        let mut disk = json!({"type": "nvme", "nvme": at, "allowScheduling": true});
+        json_merge(&mut disk, &change);
+        disk
+    };
+    for good in [disk(json!({})), disk(json!({"type": "file", "size": 4096})), far(json!({}))] {
+        validate_cel_schema::<DiskSpec>(&good, None).unwrap_or_else(|e| panic!("{good}: {e}"));
+    }
+    for (bad, said) in [
+        (disk(json!({"size": 4096})), "only a file is made with a size"),
+        (far(json!({"size": 4096})), "only a file is made with a size"),
+        (far(json!({"path": "/x"})), "has no path"),
+        (disk(json!({"type": "file", "nvme": at})), "no nvme"),
+        (disk(json!({"nvme": at})), "no nvme"),
+    ] {
+        let error = validate_cel_schema::<DiskSpec>(&bad, None).unwrap_err();
+        assert!(error.to_string().contains(said), "{bad}: {error}");
+    }
 }
 
 #[test]

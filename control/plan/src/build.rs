@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use crate::action::{Action, AgentCall, CallTarget, Key, Kind, Object};
 use crate::observed::{
-    AgentDisk, AgentEngine, AgentMember, AgentReplica, AgentView, CallFailure, MemberMode, NodeLease, Observed, Table,
-    Tabled,
+    AgentDisk, AgentEngine, AgentMember, AgentReplica, AgentView, CallFailure, DiskWish, MemberMode, NodeLease,
+    Observed, Table, Tabled,
 };
 use crate::write;
 
@@ -130,6 +130,11 @@ impl NodeBuilder {
         self
     }
 
+    pub(crate) fn spec(mut self, disk: &str, spec: DiskSpec) -> Self {
+        self.node.spec.disks.insert(disk.to_owned(), spec);
+        self
+    }
+
     pub(crate) fn disk_status(mut self, name: &str, change: fn(&mut DiskStatus)) -> Self {
         change(self.node.status.get_or_insert_default().disk_status.get_mut(name).unwrap());
         self
@@ -193,17 +198,17 @@ impl AgentBuilder {
             size_bytes: size,
             available_bytes: size,
             block_bytes: 4096,
+            wish: DiskWish { path: format!("/disks/{name}"), ..DiskWish::default() },
             ..AgentDisk::default()
         };
         self.view.disks.insert(name.to_owned(), disk);
         self
     }
 
-    /// A disk that the agent was told of as the node's builder has it, and again after it was first seen.
+    /// As the agent was told of it by the node's builder, and again after it was first seen.
     pub(crate) fn known_disk(self, name: &str, size: i64) -> Self {
         let mut known = self.disk(name, size);
         if let Some(disk) = known.view.disks.get_mut(name) {
-            disk.wish.path = format!("/disks/{name}");
             disk.wish.create = true;
             disk.wish.uuid = disk.uuid.clone();
         }

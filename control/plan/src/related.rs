@@ -5,7 +5,9 @@
 use std::collections::BTreeSet;
 
 use addax_api::name::engine_name;
+use addax_api::node::{CONDITION_READY, DISK_DUPLICATE};
 use addax_api::setting::SETTINGS;
+use addax_api::{Node, condition};
 
 use crate::action::{Key, Kind};
 use crate::observed::{Observed, Tabled};
@@ -62,11 +64,21 @@ pub fn of_object(observed: &Observed, key: &Key) -> BTreeSet<Key> {
         Kind::Node => {
             keys.extend(observed.volumes.names().map(|volume| Key::new(Kind::Volume, volume)));
             keys.extend(observed.attachments.names().map(|volume| Key::new(Kind::VolumeAttachment, volume)));
+            keys.extend(waiting_for_disks(observed));
         }
         Kind::InstanceManager => {}
         Kind::Setting => keys.extend(everything(observed)),
     }
     keys
+}
+
+/// The nodes that may not use a disk because another node has it.
+fn waiting_for_disks(observed: &Observed) -> impl Iterator<Item = Key> {
+    let waits = |node: &&Node| {
+        let mut disks = node.status.iter().flat_map(|status| status.disk_status.values());
+        disks.any(|disk| condition::get(&disk.conditions, CONDITION_READY).is_some_and(|c| c.reason == DISK_DUPLICATE))
+    };
+    observed.nodes.iter().filter(waits).map(|node| Key::new(Kind::Node, &node.reference().name))
 }
 
 fn of_volume(observed: &Observed, volume: &str) -> BTreeSet<Key> {

@@ -43,6 +43,7 @@ impl World {
         let mut truth = observed().with(setting("replica-replenishment-wait-interval", "60"));
         for node in NODES {
             truth = truth.with(agent(node).disk("d", 100 * GIB));
+            truth.agents.get_mut(node).unwrap().disks.get_mut("d").unwrap().uuid = format!("disk-{node}");
         }
         let mut world = Self {
             truth,
@@ -61,7 +62,7 @@ impl World {
     /// What the manager of the node sees: everything in the API, and the agents of the objects that it owns.
     fn seen_by(&self, node: &str) -> Observed {
         let mut seen = self.truth.clone().me(node);
-        seen.this_node.default_disk = Some(("d".to_owned(), DiskSpec::file("/d", 100 * GIB)));
+        seen.this_node.default_disk = Some(("d".to_owned(), DiskSpec::file("/disks/d", 100 * GIB)));
         seen.agents.retain(|name, _| {
             let owned = self.truth.instance_managers.get(name).is_some_and(|object| object.owner() == node);
             self.up.contains(name) && owned
