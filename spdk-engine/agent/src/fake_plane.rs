@@ -1,7 +1,7 @@
 //! A data plane for tests: answers the methods that the agent uses, keeps what it was told, and can be made to fail.
 //!
 //! What disks hold is kept in the [`Fabric`], by the paths of their files, so that it outlives a fake data plane; the files
-//! themselves get the signature, and nothing else.
+//! themselves get what names their lvstores, and nothing else.
 //!
 //! Sessions are put in by tests ([`FakePlane::connect`]) or by `bdev_nvme_attach_controller` of any fake data plane in
 //! the same [`Fabric`], which obeys allow-lists as a real target does.
@@ -12,6 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use blobstore_format::geometry::{Geometry, Plan};
+use blobstore_format::lvs::StoreNames;
+use blobstore_format::superblock::BsType;
+use blobstore_format::{BlobId, Metadata};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -58,6 +62,30 @@ pub(crate) struct FakeStore {
     pub(crate) lvols: BTreeMap<String, FakeLvol>,
 }
 
+impl FakeStore {
+    /// Puts into a file what names the store.
+    pub(crate) fn write_names(&self, path: &Path) {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        let plan = Plan {
+            device_size: file.metadata().unwrap().len(),
+            block_size: 4096,
+            physical_block_size: 4096,
+            cluster_size: 1 << 20,
+            md_page_size: 0,
+            md_pages: 64,
+        };
+        let geometry = Geometry::plan(&plan).unwrap();
+        let names = StoreNames { name: self.name.clone(), uuid: self.uuid.parse().unwrap() };
+        let mut blob = Metadata::new(BlobId::from_page(0), false);
+        blob.xattrs = names.xattrs().unwrap();
+        let mut super_block = geometry.super_block(BsType::LVOLSTORE);
+        super_block.super_blob = blob.id;
+        file.write_all_at(&blob.emit().unwrap()[0].emit(), geometry.page_offset(0)).unwrap();
+        file.write_all_at(&super_block.emit(), 0).unwrap();
+    }
+}
+
 /// What disks hold, by the paths of their files.
 pub(crate) type FakeDisks = Arc<Mutex<BTreeMap<String, FakeStore>>>;
 
@@ -78,6 +106,8 @@ pub(crate) struct FakeState {
     pub(crate) failing: BTreeMap<String, (i64, String)>,
     /// Whether removing a host answers at once and leaves its sessions to drain later, as some `spdk_tgt` do.
     pub(crate) lingering: bool,
+    /// Whether its initiators have lost their targets.
+    pub(crate) lost: bool,
     /// Whether it lacks the `addax_*` methods.
     pub(crate) stock: bool,
 }
@@ -233,6 +263,11 @@ impl FakePlane {
     pub(crate) fn listen_at(&self, traddr: &str, trsvcid: u16) {
         let key = format!("{traddr}:{trsvcid}");
         self.fabric.targets.lock().unwrap().insert(key, self.clone());
+    }
+
+    /// Lets this one reach a target that is not of its fabric.
+    pub(crate) fn reach(&self, target: &Self, traddr: &str, trsvcid: u16) {
+        self.fabric.targets.lock().unwrap().insert(format!("{traddr}:{trsvcid}"), target.clone());
     }
 
     /// Waits until something holds.
@@ -408,7 +443,8 @@ impl FakeState {
                 false => Err((-19, "No such device".to_owned())),
             },
             "bdev_nvme_get_controllers" => {
-                Ok(self.controllers.keys().map(|name| json!({"name": name, "ctrlrs": []})).collect())
+                let state = if self.lost { "reconnect_is_delayed" } else { "enabled" };
+                Ok(self.controllers.keys().map(|name| json!({"name": name, "ctrlrs": [{"state": state}]})).collect())
             }
             _ if method.starts_with("nvmf_") => self.call_nvmf(method, params),
             _ => self.call_mirror(method, params, &name),
@@ -445,17 +481,15 @@ impl FakeState {
                 Ok(self.bases.iter().filter_map(entry).collect())
             }
             "bdev_lvol_create_lvstore" => {
-                use std::os::unix::fs::FileExt;
                 let path = self.bases.get(params["bdev_name"].as_str().unwrap()).ok_or_else(absent)?;
                 if disks.contains_key(path) {
                     return Err((-1, "Operation not permitted".to_owned()));
                 }
-                let file = std::fs::File::options().write(true).open(path).unwrap();
-                file.write_all_at(b"SPDKBLOB", 0).unwrap();
-                let clusters = file.metadata().unwrap().len() >> 20;
+                let clusters = std::fs::metadata(path).unwrap().len() >> 20;
                 let uuid = uuid::Uuid::new_v4().to_string();
                 let name = params["lvs_name"].as_str().unwrap().to_owned();
                 let store = FakeStore { uuid: uuid.clone(), name, clusters, lvols: BTreeMap::new() };
+                store.write_names(Path::new(path));
                 disks.insert(path.clone(), store);
                 Ok(json!(uuid))
             }

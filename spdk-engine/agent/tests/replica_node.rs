@@ -88,6 +88,10 @@ impl Node {
     /// Declares the disk and waits until it is ready, or away for a reason.
     async fn put_disk(&mut self, create: bool, reason: &str) -> pb::Disk {
         let wish = self.disk(create);
+        self.put(wish, reason).await
+    }
+
+    async fn put(&mut self, wish: pb::PutDiskRequest, reason: &str) -> pb::Disk {
         self.disks.put_disk(wish).await.unwrap();
         let wait = async {
             loop {
@@ -282,7 +286,9 @@ async fn finish(mut node: Node) {
     node.disks.remove_disk(remove.clone()).await.unwrap();
     // Its lvstore stays: not formatted again, but imported.
     assert!(node.put_disk(true, "NotEmpty").await.message.contains(&uuid));
-    assert_eq!(node.put_disk(false, "").await.uuid, uuid);
+    assert_eq!(node.put_disk(false, "Found").await.uuid, uuid);
+    let named = pb::PutDiskRequest { uuid: uuid.clone(), ..node.disk(false) };
+    assert_eq!(node.put(named, "").await.uuid, uuid);
     node.disks.remove_disk(remove).await.unwrap();
     node.shutdown.cancel();
     assert!(stop_data_plane(&node.dir.path().join("run"), Duration::from_secs(20)).await);

@@ -1,10 +1,14 @@
 //! From a declared disk to an open lvstore: what is there, and whether it may be used or made.
 //!
-//! *What it is.* [`Attach`] looks at the device and at the data plane; [`judge`] decides. Local devices are looked at
-//! before the data plane opens them, so that nothing is written to one that is then refused.
+//! *What it is.* [`Attach`] looks at the device and at the data plane; [`judge`] decides. Local devices are read here, the
+//! name of their lvstore included, and the data plane opens only what is accepted: opening a store writes to it. Remote
+//! namespaces can only be looked at by having the data plane open them.
 //!
-//! *Invariants.* [`Step::Form`] is answered only for a disk without a recorded identity whose device is empty, holds
-//! what its own interrupted formatting left, or holds just what the permission to erase names.
+//! *Invariants.* [`Step::Form`] is answered only for a disk without a recorded identity that may be formatted, and whose
+//! device is empty, holds just what the permission to erase names, or is the one on which a formatting was begun and holds
+//! the nameless lvstore that an interrupted one leaves. A local device is looked at once more right before it is written to.
+//! The lvstore of a local device that was not made here is opened only when the wish names it: by then somebody has seen
+//! that no other node has it.
 //!
 //! *When things fail.* [`Refusal`]; the device is closed again, and everything can be tried again.
 
@@ -12,9 +16,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use addax_api::node::{DISK_DUPLICATE, DISK_FOUND};
 use uuid::Uuid;
 
-use super::probe::{self, Content, ProbeError};
+use super::probe::{self, Content, ProbeError, Store};
 use super::{Away, CLUSTER_BYTES};
 use crate::error::{AgentError, blocking};
 use crate::rpc::{AttachParams, Lvstore, NewLvstore, RpcError};
@@ -32,11 +37,13 @@ pub(super) struct Refusal {
     pub(super) away: Away,
     /// Of what the device holds, when that is the reason.
     pub(super) fingerprint: String,
+    /// The lvstore that is to be confirmed.
+    pub(super) found: Option<Uuid>,
 }
 
 impl From<Away> for Refusal {
     fn from(away: Away) -> Self {
-        Self { away, fingerprint: String::new() }
+        Self { away, fingerprint: String::new(), found: None }
     }
 }
 
@@ -76,18 +83,23 @@ pub(super) enum Step {
 /// What was seen of a device without a recorded identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
-    /// Its ends.
-    Content(Content),
-    /// The data plane has it open, with this lvstore or none.
-    Open { store: Option<Lvstore>, fingerprint: String },
-    /// It is open without an lvstore, and nobody can read it.
-    Unreadable { fingerprint: String },
+    /// The ends of a local one, which is not open.
+    Local(Content),
+    /// A remote one, which is open: its lvstore, or none.
+    Remote { store: Option<Lvstore>, fingerprint: String },
 }
 
+/// What is to be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    Step(Step),
-    /// The data plane has to open it before more is known.
-    LookInside(String),
+    Form {
+        wipe: bool,
+    },
+    /// It has this lvstore, which may be opened.
+    Open {
+        uuid: Uuid,
+        name: String,
+    },
     Refuse(Refusal),
 }
 
@@ -103,46 +115,65 @@ fn controller(record: &DiskRecord) -> String {
     format!("dn.{}", record.wish.name)
 }
 
-/// Decides about a disk that has no recorded identity.
-fn judge(record: &DiskRecord, seen: Seen) -> Verdict {
+/// Decides about a disk that has no recorded identity, and whose device has this one.
+fn judge(record: &DiskRecord, device: &str, seen: Seen) -> Verdict {
     let wish = &record.wish;
     let may_erase = |print: &str| wish.create && !print.is_empty() && wish.erase == print;
     let refuse = |reason, message: String, fingerprint: String| {
-        Verdict::Refuse(Refusal { away: Away::lasting(reason, message), fingerprint })
+        Verdict::Refuse(Refusal { fingerprint, ..Away::lasting(reason, message).into() })
     };
+    let is_begun_here = begun(record, device).is_some();
     match seen {
-        Seen::Content(Content::Empty) if wish.create => Verdict::Step(Step::Form { wipe: false }),
-        Seen::Content(Content::Empty) => {
+        Seen::Local(Content::Empty) if wish.create => Verdict::Form { wipe: false },
+        Seen::Local(Content::Empty) => {
             refuse("NoLvstore", "it is empty: there is no lvstore to import".to_owned(), String::new())
         }
-        Seen::Content(Content::Blobstore { fingerprint } | Content::Other { fingerprint, .. })
+        Seen::Local(Content::Blobstore { fingerprint, .. } | Content::Other { fingerprint, .. })
             if may_erase(&fingerprint) =>
         {
-            Verdict::Step(Step::Form { wipe: true })
+            Verdict::Form { wipe: true }
         }
-        Seen::Content(Content::Blobstore { fingerprint }) => Verdict::LookInside(fingerprint),
-        Seen::Content(Content::Other { what, fingerprint }) => {
+        Seen::Local(Content::Other { what, fingerprint }) => {
             refuse("NotEmpty", format!("it holds {what}; only an empty device is formatted"), fingerprint)
         }
-        Seen::Open { store: Some(store), .. } if store.name == record.forming => Verdict::Step(Step::Use(store)),
-        Seen::Open { store: Some(store), .. } if !wish.create => Verdict::Step(Step::Use(store)),
-        Seen::Open { store: Some(store), fingerprint } => {
-            let text = format!("it holds the lvstore '{}' ({}): import it, or erase it", store.name, store.uuid);
-            refuse("NotEmpty", text, fingerprint)
+        Seen::Local(Content::Blobstore { store: Store::Named(names), fingerprint }) => {
+            match judge_store(record, device, names.uuid, &names.name, fingerprint) {
+                Verdict::Open { uuid, name } if begun(record, device) != Some(name.as_str()) => {
+                    let text = format!("it holds the lvstore '{name}' ({uuid}), which is used once it is asked for");
+                    Verdict::Refuse(Refusal { found: Some(uuid), ..Away::lasting(DISK_FOUND, text).into() })
+                }
+                verdict => verdict,
+            }
         }
-        // Begun here and cut short: the signature is there, the lvstore is not.
-        Seen::Open { store: None, .. } if !record.forming.is_empty() => Verdict::Step(Step::Form { wipe: true }),
-        Seen::Open { store: None, fingerprint } => {
+        // Begun here and cut short. No store that was ever in use looks like that.
+        Seen::Local(Content::Blobstore { store: Store::Unfinished, .. }) if is_begun_here && wish.create => {
+            Verdict::Form { wipe: true }
+        }
+        Seen::Local(Content::Blobstore { fingerprint, .. }) => {
             refuse("Damaged", "it holds a blobstore that cannot be opened as an lvstore".to_owned(), fingerprint)
         }
-        Seen::Unreadable { fingerprint } if may_erase(&fingerprint) || !record.forming.is_empty() => {
-            Verdict::Step(Step::Form { wipe: false })
-        }
-        Seen::Unreadable { fingerprint } => {
+        // What the data plane has open cannot be erased under it, so there is no fingerprint to permit it.
+        Seen::Remote { store: Some(store), .. } => judge_store(record, device, store.uuid, &store.name, String::new()),
+        Seen::Remote { store: None, fingerprint } if may_erase(&fingerprint) => Verdict::Form { wipe: false },
+        Seen::Remote { store: None, fingerprint } => {
             let text = "it holds no lvstore, and whether it is empty cannot be seen by this data plane".to_owned();
             refuse("ContentUnknown", text, fingerprint)
         }
     }
+}
+
+/// The same for a device with an lvstore.
+fn judge_store(record: &DiskRecord, device: &str, uuid: Uuid, name: &str, fingerprint: String) -> Verdict {
+    if begun(record, device) == Some(name) || !record.wish.create {
+        return Verdict::Open { uuid, name: name.to_owned() };
+    }
+    let text = format!("it holds the lvstore '{name}' ({uuid}): import it, or erase it");
+    Verdict::Refuse(Refusal { fingerprint, ..Away::lasting("NotEmpty", text).into() })
+}
+
+/// Name of the lvstore whose making was begun on just this device.
+fn begun<'a>(record: &'a DiskRecord, device: &str) -> Option<&'a str> {
+    record.forming.as_ref().filter(|forming| forming.device == device).map(|forming| forming.lvstore.as_str())
 }
 
 /// One look at a disk, on one data plane.
@@ -207,7 +238,11 @@ impl Attach<'_> {
     async fn open_already(&self) -> Option<Result<Lvstore, Refusal>> {
         let expected = self.expected_store().ok()??;
         match self.store().await {
-            Ok(found) => found.filter(|store| store.uuid == expected).map(Ok),
+            Ok(found) => {
+                let store = found.filter(|store| store.uuid == expected)?;
+                // It stays open meanwhile: its I/O goes on when the target is back.
+                Some(self.require_connection().await.map(|()| store))
+            }
             Err(error) => Some(Err(error.into())),
         }
     }
@@ -235,8 +270,7 @@ impl Attach<'_> {
         match &wish.place {
             Place::File { path, size } => {
                 let (path, size) = (path.clone(), *size);
-                let never_made =
-                    self.record.identity.is_none() && wish.uuid.is_none() && self.record.forming.is_empty();
+                let never_made = self.record.identity.is_none() && wish.uuid.is_none() && self.record.forming.is_none();
                 let may_make = wish.create && size > 0 && never_made;
                 Ok(blocking(move || file_identity(&path, may_make.then_some(size))).await??)
             }
@@ -273,44 +307,71 @@ impl Attach<'_> {
 
     /// A disk that was seen before: it has its lvstore, or it is another one.
     async fn known(&self, expected: Uuid) -> Result<Step, Refusal> {
-        let found = match self.open_store().await? {
-            Some(store) if store.uuid == expected => return Ok(Step::Use(store)),
-            Some(store) => format!("the lvstore '{}' ({})", store.name, store.uuid),
-            None => "no lvstore that can be opened".to_owned(),
+        let changed = |found: String| {
+            Err(Away::lasting("DiskChanged", format!("it holds {found} instead of the lvstore {expected}")).into())
         };
-        Err(Away::lasting("DiskChanged", format!("it holds {found} instead of {expected}")).into())
+        let mut name = String::new();
+        if self.local().is_some() {
+            match self.content().await? {
+                Content::Blobstore { store: Store::Named(names), .. } if names.uuid == expected => name = names.name,
+                Content::Blobstore { store: Store::Named(names), .. } => {
+                    return changed(format!("the lvstore '{}' ({})", names.name, names.uuid));
+                }
+                Content::Blobstore { .. } => return changed("no lvstore that can be read".to_owned()),
+                Content::Other { what, .. } => return changed(what),
+                Content::Empty => return changed("no lvstore".to_owned()),
+            }
+        }
+        self.open(expected, &name).await
+    }
+
+    /// Opens a device that has this lvstore.
+    async fn open(&self, expected: Uuid, name: &str) -> Result<Step, Refusal> {
+        let base = base_bdev(self.record);
+        let all = self.plane.client.bdev_lvol_get_lvstores().await?;
+        let is_twin = |store: &&Lvstore| store.uuid == expected || store.name == name;
+        if let Some(twin) = all.iter().filter(|store| store.base_bdev != base).find(is_twin) {
+            let text = format!("the lvstore '{}' ({}) is open on {} already", twin.name, twin.uuid, twin.base_bdev);
+            return Err(Away::lasting(DISK_DUPLICATE, text).into());
+        }
+        match self.open_store().await? {
+            Some(store) if store.uuid == expected => Ok(Step::Use(store)),
+            Some(store) => {
+                let text = format!("it holds the lvstore '{}' ({}) instead of {expected}", store.name, store.uuid);
+                Err(Away::lasting("DiskChanged", text).into())
+            }
+            None => {
+                let reason = if self.local().is_some() { "Damaged" } else { "DiskChanged" };
+                let text = format!("there is no lvstore that can be opened; it should have {expected}");
+                Err(Away::lasting(reason, text).into())
+            }
+        }
     }
 
     async fn unseen(&self, device: &str) -> Result<Step, Refusal> {
-        let wish = &self.record.wish;
-        if let (Place::Nvme { .. }, _) | (_, true) = (&wish.place, self.is_open().await?) {
+        if self.local().is_none() {
             let store = self.open_store().await?;
-            let seen = match (&wish.place, store) {
-                (Place::Nvme { .. }, None) => Seen::Unreadable { fingerprint: remote_fingerprint(device) },
-                // What the data plane has open cannot be erased under it.
-                (_, Some(store)) => Seen::Open { store: Some(store), fingerprint: String::new() },
-                (_, None) => {
-                    self.close().await?;
-                    Seen::Content(self.content().await?)
-                }
+            let seen = Seen::Remote { store: store.clone(), fingerprint: remote_fingerprint(device) };
+            return match (judge(self.record, device, seen), store) {
+                (Verdict::Open { .. }, Some(store)) => Ok(Step::Use(store)),
+                (Verdict::Open { uuid, name }, None) => self.open(uuid, &name).await,
+                (Verdict::Form { wipe }, _) => Ok(Step::Form { wipe }),
+                (Verdict::Refuse(refusal), _) => Err(refusal),
             };
-            return self.follow(judge(self.record, seen)).await;
         }
-        let content = self.content().await?;
-        self.follow(judge(self.record, Seen::Content(content))).await
-    }
-
-    async fn follow(&self, verdict: Verdict) -> Result<Step, Refusal> {
-        let fingerprint = match verdict {
-            Verdict::Step(step) => return Ok(step),
-            Verdict::Refuse(refusal) => return Err(refusal),
-            Verdict::LookInside(fingerprint) => fingerprint,
-        };
-        let store = self.open_store().await?;
-        match judge(self.record, Seen::Open { store, fingerprint }) {
-            Verdict::Step(step) => Ok(step),
+        if self.is_open().await? {
+            // A formatting that was begun in an earlier life of this agent, or not waited for.
+            if let Some(store) =
+                self.open_store().await?.filter(|s| begun(self.record, device) == Some(s.name.as_str()))
+            {
+                return Ok(Step::Use(store));
+            }
+            self.close().await?;
+        }
+        match judge(self.record, device, Seen::Local(self.content().await?)) {
+            Verdict::Form { wipe } => Ok(Step::Form { wipe }),
+            Verdict::Open { uuid, name } => self.open(uuid, &name).await,
             Verdict::Refuse(refusal) => Err(refusal),
-            Verdict::LookInside(_) => Err(Away::passing("AgentFailed", "it was looked at twice").into()),
         }
     }
 
@@ -354,6 +415,15 @@ impl Attach<'_> {
         Ok(client.lvstore_on(&base_bdev(self.record)).await?)
     }
 
+    /// Whether a remote device's target is there; local ones have none.
+    pub(super) async fn require_connection(&self) -> Result<(), Refusal> {
+        let Place::Nvme { traddr, trsvcid, .. } = &self.record.wish.place else { return Ok(()) };
+        match self.plane.client.nvme_controller_is_lost(&controller(self.record)).await? {
+            true => Err(Away::passing("Unreachable", format!("{traddr}:{trsvcid} is not connected")).into()),
+            false => Ok(()),
+        }
+    }
+
     async fn connect(&self) -> Result<String, Refusal> {
         let Place::Nvme { traddr, trsvcid, subnqn, .. } = &self.record.wish.place else {
             return Err(Away::lasting("WrongKind", "it is not a remote namespace").into());
@@ -389,16 +459,31 @@ impl Attach<'_> {
         }
     }
 
+    /// Looks again whether a local device may be written to: it may be another one by now.
+    async fn require_permission(&self, wipe: bool) -> Result<(), Refusal> {
+        let device = self.device().await?;
+        self.check_device(&device)?;
+        match judge(self.record, &device, Seen::Local(self.content().await?)) {
+            verdict if begun(self.record, &device).is_some() && verdict == (Verdict::Form { wipe }) => Ok(()),
+            Verdict::Refuse(refusal) => Err(refusal),
+            _ => Err(Away::passing("DeviceFailed", "it has just changed").into()),
+        }
+    }
+
     /// Makes the lvstore that the record has named.
     pub(super) async fn form(&self, wipe: bool) -> Result<Lvstore, Refusal> {
-        if let (true, Some((path, _))) = (wipe, self.local()) {
+        if let Some((path, _)) = self.local() {
             self.close().await?;
-            blocking(move || probe::wipe(&path)).await??;
+            self.require_permission(wipe).await?;
+            if wipe {
+                blocking(move || probe::wipe(&path)).await??;
+            }
         }
         self.open_base().await?;
         let client = &self.plane.client;
         client.bdev_wait_for_examine().await?;
         let base = base_bdev(self.record);
+        let name = self.record.forming.as_ref().map(|forming| forming.lvstore.as_str()).unwrap_or_default();
         let block_size = self.block_size().await?;
         if block_size != BLOCK_SIZE {
             let text = format!("its blocks have {block_size} bytes; replicas need {BLOCK_SIZE}: it is not formatted");
@@ -406,7 +491,7 @@ impl Attach<'_> {
         }
         let new = NewLvstore {
             base_bdev: &base,
-            name: &self.record.forming,
+            name,
             cluster_bytes: CLUSTER_BYTES,
             md_pages_per_100_clusters: MD_PAGES_PER_100_CLUSTERS,
         };
@@ -455,9 +540,11 @@ fn remote_fingerprint(device: &str) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::state::DiskWish;
+    use crate::state::{DiskWish, Forming};
+    use blobstore_format::lvs::StoreNames;
 
-    fn record(create: bool, erase: &str, forming: &str) -> DiskRecord {
+    /// With the device that a formatting was begun on.
+    fn record(create: bool, erase: &str, forming: Option<&str>) -> DiskRecord {
         let wish = DiskWish {
             name: "d".to_owned(),
             place: Place::Block { path: "/dev/x".into() },
@@ -466,27 +553,31 @@ mod tests {
             uuid: None,
             device: String::new(),
         };
-        DiskRecord { wish, identity: None, forming: forming.to_owned() }
+        let forming = forming.map(|device| Forming { lvstore: "mine".to_owned(), device: device.to_owned() });
+        DiskRecord { wish, identity: None, forming }
     }
 
-    fn store(name: &str) -> Lvstore {
-        Lvstore {
+    fn names(name: &str) -> StoreNames {
+        StoreNames { name: name.to_owned(), uuid: Uuid::nil() }
+    }
+
+    fn remote(name: &str) -> Option<Lvstore> {
+        Some(Lvstore {
             uuid: Uuid::nil(),
             name: name.to_owned(),
             base_bdev: "d.d".to_owned(),
             total_data_clusters: 1,
             free_clusters: 1,
             cluster_size: CLUSTER_BYTES,
-        }
+        })
     }
 
-    /// `form`, `wipe`, `use`, `look`, or the reason of the refusal.
+    /// `form`, `wipe`, `open`, or the reason of the refusal; the device is `serial`.
     fn verdict(record: &DiskRecord, seen: Seen) -> String {
-        match judge(record, seen) {
-            Verdict::Step(Step::Form { wipe: false }) => "form".to_owned(),
-            Verdict::Step(Step::Form { wipe: true }) => "wipe".to_owned(),
-            Verdict::Step(Step::Use(_)) => "use".to_owned(),
-            Verdict::LookInside(_) => "look".to_owned(),
+        match judge(record, "serial", seen) {
+            Verdict::Form { wipe: false } => "form".to_owned(),
+            Verdict::Form { wipe: true } => "wipe".to_owned(),
+            Verdict::Open { .. } => "open".to_owned(),
             Verdict::Refuse(refusal) => refusal.away.reason.to_owned(),
         }
     }
@@ -494,37 +585,53 @@ mod tests {
     #[test]
     fn only_what_is_empty_or_permitted_is_formatted() {
         let print = || "abc".to_owned();
-        let other = || Seen::Content(Content::Other { what: "x".to_owned(), fingerprint: print() });
-        let blobstore = || Seen::Content(Content::Blobstore { fingerprint: print() });
-        let open = |store| Seen::Open { store, fingerprint: print() };
-        let unreadable = || Seen::Unreadable { fingerprint: print() };
-        let (make, import) = (record(true, "", ""), record(false, "", ""));
-        let (erase, wrong) = (record(true, "abc", ""), record(true, "abd", ""));
-        let (import_erase, forming) = (record(false, "abc", ""), record(true, "", "mine"));
+        let empty = || Seen::Local(Content::Empty);
+        let other = || Seen::Local(Content::Other { what: "x".to_owned(), fingerprint: print() });
+        let blobstore = |store| Seen::Local(Content::Blobstore { fingerprint: print(), store });
+        let named = |name| blobstore(Store::Named(names(name)));
+        let far = |store| Seen::Remote { store, fingerprint: print() };
+        let (make, import) = (record(true, "", None), record(false, "", None));
+        let (erase, wrong) = (record(true, "abc", None), record(true, "abd", None));
+        let (import_erase, forming) = (record(false, "abc", None), record(true, "", Some("serial")));
+        let (elsewhere, no_more) = (record(true, "", Some("another")), record(false, "", Some("serial")));
         for (record, seen, expected) in [
-            (&make, Seen::Content(Content::Empty), "form"),
-            (&import, Seen::Content(Content::Empty), "NoLvstore"),
+            (&make, empty(), "form"),
+            (&import, empty(), "NoLvstore"),
+            (&no_more, empty(), "NoLvstore"),
+            (&elsewhere, empty(), "form"),
             (&make, other(), "NotEmpty"),
             (&wrong, other(), "NotEmpty"),
             (&erase, other(), "wipe"),
             (&import_erase, other(), "NotEmpty"),
             (&forming, other(), "NotEmpty"),
-            (&make, blobstore(), "look"),
-            (&import, blobstore(), "look"),
-            (&erase, blobstore(), "wipe"),
-            (&make, open(Some(store("theirs"))), "NotEmpty"),
-            (&import, open(Some(store("theirs"))), "use"),
-            (&forming, open(Some(store("mine"))), "use"),
-            (&forming, open(Some(store("theirs"))), "NotEmpty"),
-            (&forming, open(None), "wipe"),
-            (&make, open(None), "Damaged"),
-            (&import, open(None), "Damaged"),
-            (&make, unreadable(), "ContentUnknown"),
-            (&import, unreadable(), "ContentUnknown"),
-            (&erase, unreadable(), "form"),
-            (&import_erase, unreadable(), "ContentUnknown"),
+            (&erase, named("theirs"), "wipe"),
+            (&make, named("theirs"), "NotEmpty"),
+            (&forming, named("theirs"), "NotEmpty"),
+            (&import, named("theirs"), "Found"),
+            (&forming, named("mine"), "open"),
+            (&no_more, named("mine"), "open"),
+            (&elsewhere, named("mine"), "NotEmpty"),
+            // What cannot be read is never taken for one's own.
+            (&make, blobstore(Store::Unknown), "Damaged"),
+            (&forming, blobstore(Store::Unknown), "Damaged"),
+            (&erase, blobstore(Store::Unknown), "wipe"),
+            (&make, blobstore(Store::Unfinished), "Damaged"),
+            (&forming, blobstore(Store::Unfinished), "wipe"),
+            (&elsewhere, blobstore(Store::Unfinished), "Damaged"),
+            (&no_more, blobstore(Store::Unfinished), "Damaged"),
+            (&make, far(remote("theirs")), "NotEmpty"),
+            (&erase, far(remote("theirs")), "NotEmpty"),
+            (&import, far(remote("theirs")), "open"),
+            (&forming, far(remote("mine")), "open"),
+            (&elsewhere, far(remote("mine")), "NotEmpty"),
+            (&make, far(None), "ContentUnknown"),
+            (&import, far(None), "ContentUnknown"),
+            (&forming, far(None), "ContentUnknown"),
+            (&erase, far(None), "form"),
+            (&wrong, far(None), "ContentUnknown"),
+            (&import_erase, far(None), "ContentUnknown"),
         ] {
-            let asked = format!("{:?} {seen:?}", record.wish);
+            let asked = format!("{:?} {:?} {seen:?}", record.wish, record.forming);
             assert_eq!(verdict(record, seen), expected, "{asked}");
         }
     }

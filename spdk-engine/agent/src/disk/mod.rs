@@ -12,9 +12,11 @@
 //! - A disk is known by the UUID of its lvstore and by the identity of its device. Under a name that has these recorded
 //!   nothing is formatted, and another disk is never taken for it.
 //! - A device that was never seen is formatted only when that was asked for and it is empty, or when the fingerprint of
-//!   just what it holds was given as permission.
+//!   just what it holds was given as permission. What a local device holds is read before the data plane opens it, and an
+//!   lvstore that was not made here is opened only by its UUID (`Found` until then): another node may have it.
 //! - Lvols that are not replicas of this node are counted and listed, and never touched.
-//! - A disk with replicas cannot be removed; see [`Disks::register`].
+//! - A disk with replicas cannot be removed; see [`Disks::register`]. Its owner decides that, so that a caller who has given
+//!   up changes nothing.
 //!
 //! *When things fail.* The state says why in one word for programs and one sentence for people. Nothing is given up: a
 //! device that comes back is used again.
@@ -36,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::{AgentError, blocking};
-use crate::hub::{Hub, Key};
+use crate::hub::Hub;
 use crate::state::slots::SlotsError;
 use crate::state::{DiskRecord, DiskStore, DiskWish, Place};
 use crate::supervise::{Plane, PlaneStatus};
@@ -101,6 +103,11 @@ impl Away {
     /// Something that passes by itself.
     pub(crate) fn passing(reason: &'static str, message: impl ToString) -> Self {
         Self { reason, message: message.to_string(), lasting: false }
+    }
+
+    /// Whether it is about what the device holds.
+    fn is_about_content(&self) -> bool {
+        ["NotEmpty", "ContentUnknown", "DiskChanged", "Damaged", "BlockSize"].contains(&self.reason)
     }
 
     /// Something that somebody has to do something about.
@@ -201,6 +208,20 @@ impl Default for Entry {
     }
 }
 
+impl Entry {
+    /// The way to its owner, unless that has ended.
+    fn owner(&self) -> Option<&mpsc::Sender<Command>> {
+        self.commands.as_ref().filter(|commands| !commands.is_closed())
+    }
+
+    fn require_empty(&self, name: &str) -> Result<(), AgentError> {
+        let Some(replica) = self.replicas.first() else { return Ok(()) };
+        let count = self.replicas.len();
+        let text = format!("disk '{name}' holds {count} replicas, '{replica}' among them: evict them first");
+        Err(AgentError::Forbidden(text))
+    }
+}
+
 fn undeclared() -> DiskState {
     DiskState::Away(Away::lasting("NotDeclared", "the disk is not one of this node's disks"))
 }
@@ -224,6 +245,32 @@ impl Table {
         if let Some(entry) = self.lock().get_mut(disk) {
             entry.usage = usage;
         }
+    }
+
+    /// From now on nobody can register a replica.
+    fn begin_removal(&self, disk: &str) -> Result<(), AgentError> {
+        let mut table = self.lock();
+        let entry = table.entry(disk.to_owned()).or_default();
+        entry.require_empty(disk)?;
+        entry.removing = true;
+        Ok(())
+    }
+
+    /// Ends what [`Self::begin_removal`] began.
+    fn end_removal(&self, disk: &str, gone: bool) {
+        let mut table = self.lock();
+        let entry = table.entry(disk.to_owned()).or_default();
+        entry.removing = false;
+        if gone {
+            entry.commands = None;
+            entry.place = None;
+            entry.usage = Arc::default();
+            entry.state.send_replace(undeclared());
+        }
+    }
+
+    fn is_declared(&self, disk: &str) -> bool {
+        self.lock().get(disk).is_some_and(|entry| entry.commands.is_some())
     }
 
     fn replicas(&self, disk: &str) -> BTreeSet<String> {
@@ -312,7 +359,7 @@ impl Disks {
         let commands = match commands {
             Some(commands) => commands,
             None => {
-                let record = DiskRecord { wish: wish.clone(), identity: None, forming: String::new() };
+                let record = DiskRecord { wish: wish.clone(), identity: None, forming: None };
                 self.records.put(&record).await?;
                 self.spawn(record)
             }
@@ -324,13 +371,13 @@ impl Disks {
     /// The owner of a disk that is known; refuses what cannot be a disk of this node.
     fn admit(&self, wish: &DiskWish) -> Result<Option<mpsc::Sender<Command>>, AgentError> {
         let table = self.table.lock();
-        let declared = table.iter().filter(|(_, entry)| entry.commands.is_some());
+        let declared = table.iter().filter(|(_, entry)| entry.owner().is_some());
         if let Some((other, _)) = declared.clone().find(|(name, entry)| {
             **name != wish.name && entry.place.as_ref().is_some_and(|place| is_same_place(place, &wish.place))
         }) {
             return Err(AgentError::Exists(format!("disk '{}' is the same device as disk '{other}'", wish.name)));
         }
-        let Some(entry) = table.get(&wish.name).filter(|entry| entry.commands.is_some()) else {
+        let Some(entry) = table.get(&wish.name).filter(|entry| entry.owner().is_some()) else {
             if declared.count() >= DISKS_MAX {
                 return Err(invalid("name", &wish.name, format!("a node can have at most {DISKS_MAX} disks")));
             }
@@ -340,7 +387,7 @@ impl Disks {
             let text = format!("disk '{}' is another device: remove it first, or use another name", wish.name);
             return Err(AgentError::Exists(text));
         }
-        Ok(entry.commands.clone())
+        Ok(entry.owner().cloned())
     }
 
     /// Forgets a disk; what it holds stays. Absent is fine.
@@ -349,39 +396,23 @@ impl Disks {
     /// [`AgentError::Forbidden`] while replicas are on it.
     pub async fn remove(&self, name: &str) -> Result<(), AgentError> {
         let commands = {
-            let mut table = self.table.lock();
-            let Some(entry) = table.get_mut(name).filter(|entry| entry.commands.is_some()) else { return Ok(()) };
-            if let Some(replica) = entry.replicas.first() {
-                let count = entry.replicas.len();
-                let text = format!("disk '{name}' holds {count} replicas, '{replica}' among them: evict them first");
-                return Err(AgentError::Forbidden(text));
-            }
-            entry.removing = true;
+            let table = self.table.lock();
+            let Some(entry) = table.get(name).filter(|entry| entry.commands.is_some()) else { return Ok(()) };
+            entry.require_empty(name)?;
             entry.commands.clone()
         };
         let Some(commands) = commands else { return Ok(()) };
-        let result = ask(&commands, REMOVE_DEADLINE, |reply| Command::Remove { reply }).await;
-        let mut table = self.table.lock();
-        if let Some(entry) = table.get_mut(name) {
-            entry.removing = false;
-            if result.is_ok() {
-                entry.commands = None;
-                entry.place = None;
-                entry.usage = Arc::default();
-                entry.state.send_replace(undeclared());
-            }
+        match ask(&commands, REMOVE_DEADLINE, |reply| Command::Remove { reply }).await {
+            // Somebody else asked for the same.
+            Err(_) if !self.table.is_declared(name) => Ok(()),
+            result => result,
         }
-        drop(table);
-        if result.is_ok() {
-            self.context.hub.remove(Key::Disk(name.to_owned()));
-        }
-        result
     }
 
     fn spawn(&self, record: DiskRecord) -> mpsc::Sender<Command> {
         let mut table = self.table.lock();
         let entry = table.entry(record.wish.name.clone()).or_default();
-        if let Some(commands) = &entry.commands {
+        if let Some(commands) = entry.owner() {
             return commands.clone();
         }
         let (commands, queue) = mpsc::channel(QUEUE_MAX);

@@ -3,16 +3,20 @@
 //! *States.* `Away` (with the reason; looked at again every [`RETRY`] while the data plane is up), `Ready`.
 //!
 //! *Invariants.* The identity is durable before the disk is `Ready` for the first time; the name of an lvstore that is
-//! to be made is durable before it is made.
+//! to be made, and its device, are durable before it is made. A disk is forgotten, and others may have its device, only
+//! when it is known that no data plane has it open; that nobody uses it is decided here, in the same moment as that nobody
+//! will.
 //!
-//! *When things fail.* A lvstore that vanishes (its device was pulled) makes the disk `Away`, and it is opened again when
-//! the device is back.
+//! *When things fail.* A lvstore that vanishes (its device was pulled), is another one, or is on a remote namespace whose
+//! target is lost makes the disk `Away`, and it is used again when the device is back. One that went and came back between
+//! two looks is seen by the exports that lost their namespaces: it counts as opened anew.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use addax_api::nqn::replica_nqn;
 use addax_proto::engine_v1 as pb;
 use pb::event::Object;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -23,13 +27,18 @@ use super::{Away, DiskContext, DiskState, ReadyDisk, Records, Table, Unmanaged, 
 use crate::error::{AgentError, blocking};
 use crate::hub::Key;
 use crate::rpc::{Lvol, Lvstore, RpcError};
-use crate::state::{DiskIdentity, DiskRecord, DiskWish, Place};
+use crate::state::{DiskIdentity, DiskRecord, DiskWish, Forming, Place};
 use crate::supervise::Plane;
+use crate::supervise::process::ProcessId;
 
 /// How often a disk that is away is looked for.
 const RETRY: Duration = Duration::from_secs(5);
 /// How often a disk that is there is looked at.
 const LOOK: Duration = Duration::from_secs(30);
+/// How often a remote namespace is looked at whose contents were refused: to look is to open it.
+const LOOK_INSIDE: Duration = Duration::from_secs(300);
+/// Looks in a row that find a target lost until the disk is away: a connection that is just being made anew is none.
+const LOST_LOOKS: u32 = 2;
 
 /// What an owner is asked for.
 #[derive(Debug)]
@@ -49,8 +58,25 @@ pub(super) struct Owner {
     device: String,
     fingerprint: String,
     usage: Arc<Usage>,
+    /// An lvstore that is there and is to be confirmed.
+    found: Option<Uuid>,
     /// Keeps others on this machine from the device.
     held: Option<File>,
+    /// The data plane that may have the device open.
+    process: Option<ProcessId>,
+    /// Looks in a row that found the target lost.
+    lost: u32,
+}
+
+/// What became of an lvstore that was open.
+enum Still {
+    /// Nothing.
+    Open,
+    /// It was closed meanwhile, and is open again.
+    Reopened,
+    /// Its target does not answer.
+    Lost(Refusal),
+    Gone(Away),
 }
 
 impl Owner {
@@ -63,8 +89,21 @@ impl Owner {
     ) -> Self {
         let state = DiskState::Away(Away::passing("Starting", "the disk is being opened"));
         let device = record.identity.as_ref().map(|identity| identity.device.clone()).unwrap_or_default();
-        let fingerprint = String::new();
-        Self { record, context, records, table, look, state, device, fingerprint, usage: Arc::default(), held: None }
+        Self {
+            record,
+            context,
+            records,
+            table,
+            look,
+            state,
+            device,
+            fingerprint: String::new(),
+            usage: Arc::default(),
+            found: None,
+            held: None,
+            process: None,
+            lost: 0,
+        }
     }
 
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
@@ -77,7 +116,9 @@ impl Owner {
         loop {
             let pause = match &self.state {
                 _ if std::mem::take(&mut first) => Duration::ZERO,
+                DiskState::Ready(_) if self.lost > 0 => RETRY,
                 DiskState::Ready(_) => LOOK,
+                DiskState::Away(away) if self.attach_is_to_look() && away.is_about_content() => LOOK_INSIDE,
                 DiskState::Away(_) => RETRY,
             };
             tokio::select! {
@@ -88,6 +129,8 @@ impl Owner {
                         let _ = reply.send(result);
                         self.settle().await;
                     }
+                    // Who has given up waiting may want something else by now.
+                    Some(Command::Remove { reply }) if reply.is_closed() => {}
                     Some(Command::Remove { reply }) => {
                         let result = self.remove().await;
                         let gone = result.is_ok();
@@ -132,14 +175,28 @@ impl Owner {
     }
 
     async fn remove(&mut self) -> Result<(), AgentError> {
-        // A data plane that is down has nothing open, and is not given this disk again.
-        if let Ok(plane) = self.plane() {
-            self.attach(&plane).close().await?;
+        self.table.begin_removal(self.name())?;
+        let result = self.forget().await;
+        self.table.end_removal(self.name(), result.is_ok());
+        if result.is_ok() {
+            self.held = None;
+            self.context.hub.remove(Key::Disk(self.name().to_owned()));
+            tracing::info!(disk = %self.name(), "forgotten");
         }
-        let name = self.record.wish.name.clone();
-        self.records.remove(&name).await?;
-        tracing::info!(disk = %name, "forgotten");
-        Ok(())
+        result
+    }
+
+    async fn forget(&self) -> Result<(), AgentError> {
+        match self.plane() {
+            Ok(plane) => self.attach(&plane).close().await?,
+            // One that has ended has nothing open, and is not given this disk again.
+            Err(_) if self.process.is_some_and(|process| !process.is_alive()) => {}
+            Err(away) => {
+                let text = format!("whether the disk is still open cannot be seen: {}", away.message);
+                return Err(AgentError::Unavailable(text));
+            }
+        }
+        self.records.remove(self.name()).await
     }
 
     // --- the lvstore ---
@@ -148,26 +205,68 @@ impl Owner {
         Attach { plane, record: &self.record, node: &self.context.node }
     }
 
+    /// Whether the device can only be looked at by opening it.
+    fn attach_is_to_look(&self) -> bool {
+        matches!(self.record.wish.place, Place::Nvme { .. })
+    }
+
     /// Brings the disk to where it should be, as far as that can be done now.
     async fn settle(&mut self) {
         let plane = match self.plane() {
             Ok(plane) => plane,
             Err(away) => return self.away(away),
         };
-        if matches!(&self.state, DiskState::Ready(ready) if ready.plane.instance == plane.instance) {
-            match self.attach(&plane).store().await {
-                Ok(Some(_)) => return self.measure().await,
-                Ok(None) => self.away(Away::lasting("DeviceMissing", "the data plane has lost the device")),
+        self.process = Some(plane.process);
+        let ready = match &self.state {
+            DiskState::Ready(ready) => Some(ready.clone()),
+            DiskState::Away(_) => None,
+        };
+        let is_same =
+            |ready: &Arc<ReadyDisk>| ready.plane.instance == plane.instance && !ready.plane.client.is_closed();
+        if let Some(ready) = ready.filter(is_same) {
+            let still = self.look_again(&ready).await;
+            self.lost = if matches!(still, Ok(Still::Lost(_))) { self.lost + 1 } else { 0 };
+            match still {
+                Ok(Still::Open) => return self.measure().await,
+                Ok(Still::Reopened) => tracing::warn!(disk = %self.name(), "its device was gone for a moment"),
+                Ok(Still::Lost(_)) if self.lost < LOST_LOOKS => return,
+                Ok(Still::Lost(refusal)) => return self.away(refusal.away),
+                Ok(Still::Gone(away)) => self.away(away),
                 Err(error) => return tracing::warn!(disk = %self.name(), %error, "cannot look at the disk"),
             }
         }
+        self.lost = 0;
         match self.open(&plane).await {
             Ok((store, block_bytes)) => self.ready(plane, store, block_bytes).await,
             Err(refusal) => {
                 self.fingerprint = refusal.fingerprint;
+                self.found = refusal.found;
                 self.away(refusal.away);
             }
         }
+    }
+
+    /// Looks whether the lvstore is open as it was.
+    async fn look_again(&self, ready: &ReadyDisk) -> Result<Still, RpcError> {
+        let attach = self.attach(&ready.plane);
+        match attach.store().await? {
+            Some(store) if store.uuid == ready.store => {}
+            Some(store) => {
+                let text = format!("it holds the lvstore '{}' ({}) instead of {}", store.name, store.uuid, ready.store);
+                return Ok(Still::Gone(Away::lasting("DiskChanged", text)));
+            }
+            None => {
+                return Ok(Still::Gone(Away::lasting("DeviceMissing", "the data plane has lost the device")));
+            }
+        }
+        if let Err(refusal) = attach.require_connection().await {
+            return Ok(Still::Lost(refusal));
+        }
+        // A namespace goes with its lvol, and does not come back with it.
+        let nqns: Vec<String> = self.table.replicas(self.name()).iter().map(|replica| replica_nqn(replica)).collect();
+        let subsystems = ready.plane.client.nvmf_get_subsystems().await?;
+        let is_bare = subsystems.iter().any(|found| found.namespaces.is_empty() && nqns.contains(&found.nqn));
+        Ok(if is_bare { Still::Reopened } else { Still::Open })
     }
 
     /// The lvstore, and bytes of a block of it.
@@ -182,8 +281,8 @@ impl Owner {
         };
         let block_bytes = self.attach(plane).block_size().await?;
         let identity = DiskIdentity { lvstore: store.uuid, device: self.device.clone() };
-        if self.record.identity.as_ref() != Some(&identity) || !self.record.forming.is_empty() {
-            let record = DiskRecord { identity: Some(identity), forming: String::new(), ..self.record.clone() };
+        if self.record.identity.as_ref() != Some(&identity) || self.record.forming.is_some() {
+            let record = DiskRecord { identity: Some(identity), forming: None, ..self.record.clone() };
             self.records.put(&record).await?;
             self.record = record;
         }
@@ -191,21 +290,23 @@ impl Owner {
     }
 
     async fn form(&mut self, plane: &Plane, wipe: bool) -> Result<Lvstore, Refusal> {
-        if self.record.forming.is_empty() {
+        if self.record.forming.as_ref().is_none_or(|forming| forming.device != self.device) {
             // Unlike any other, wherever the disk may be plugged in later.
-            let forming = format!("addax-{}", Uuid::new_v4().simple());
+            let lvstore = format!("addax-{}", Uuid::new_v4().simple());
+            let forming = Some(Forming { lvstore, device: self.device.clone() });
             let record = DiskRecord { forming, ..self.record.clone() };
             self.records.put(&record).await?;
             self.record = record;
         }
         self.away(Away::passing("Formatting", "it is being formatted"));
-        tracing::info!(disk = %self.name(), lvstore = %self.record.forming, wipe, "formatting");
+        tracing::info!(disk = %self.name(), forming = ?self.record.forming, wipe, "formatting");
         self.attach(plane).form(wipe).await
     }
 
     async fn ready(&mut self, plane: Arc<Plane>, store: Lvstore, block_bytes: u32) {
         tracing::info!(disk = %self.name(), lvstore = %store.name, uuid = %store.uuid, "the disk is ready");
         self.fingerprint.clear();
+        self.found = None;
         let (uuid, name) = (store.uuid, store.name.clone());
         let (cluster_bytes, opening) = (store.cluster_size, Uuid::new_v4());
         let ready = ReadyDisk { plane, store: uuid, store_name: name, cluster_bytes, block_bytes, opening };
@@ -280,9 +381,8 @@ impl Owner {
             fingerprint: self.fingerprint.clone(),
             ..pb::Disk::default()
         };
-        if let Some(identity) = &self.record.identity {
-            disk.uuid = identity.lvstore.to_string();
-        }
+        let recorded = self.record.identity.as_ref().map(|identity| identity.lvstore);
+        disk.uuid = recorded.or(self.found).map(|uuid| uuid.to_string()).unwrap_or_default();
         match &self.state {
             DiskState::Ready(ready) => {
                 disk.cluster_bytes = ready.cluster_bytes;

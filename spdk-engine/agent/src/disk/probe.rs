@@ -5,15 +5,20 @@
 //! *Invariants.* A device counts as empty only when its first and its last [`END_BYTES`] are all zeroes: partition
 //! tables, file systems, volume managers, software RAID and encryption all leave a mark there. A fingerprint covers both
 //! ends, the size and the identity, so a permission to erase holds for just what was seen, and for nothing after it.
+//! Which lvstore a device holds is read here too, because a data plane that opens a store also writes to it.
 //!
-//! *When things fail.* [`ProbeError`] says what cannot be read. Nothing is written but by [`wipe`].
+//! *When things fail.* [`ProbeError`] says what cannot be read. Nothing is written but by [`wipe`] and [`make_file`].
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use blobstore_format::{PAGE_SIZE, SuperBlock};
+use blobstore_format::lvs::StoreNames;
+use blobstore_format::metadata::Reading;
+use blobstore_format::page::NO_PAGE;
+use blobstore_format::superblock::BsType;
+use blobstore_format::{BlobId, Geometry, MdPage, Metadata, PAGE_SIZE, SuperBlock};
 use sha2::{Digest, Sha256};
 
 use crate::state::BLOCK_SIZE;
@@ -51,6 +56,20 @@ pub enum ProbeError {
     },
 }
 
+/// Metadata pages that the name of a store may take: it takes one.
+const NAME_PAGES_MAX: usize = 16;
+
+/// What a blobstore is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// An lvstore.
+    Named(StoreNames),
+    /// An lvstore whose making was cut short: it has no name yet, hence no lvols.
+    Unfinished,
+    /// Another kind of blobstore, or one that cannot be read.
+    Unknown,
+}
+
 /// What a device holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
@@ -60,6 +79,8 @@ pub enum Content {
     Blobstore {
         /// Identity of what it holds.
         fingerprint: String,
+        /// What it is.
+        store: Store,
     },
     /// Something else.
     Other {
@@ -82,15 +103,15 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// What they show.
-    pub fn content(&self, device: &str) -> Content {
+    /// What they show; `store` reads further into a blobstore.
+    pub fn content(&self, device: &str, store: impl FnOnce() -> Store) -> Content {
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         if is_zero(&self.head) && is_zero(&self.tail) {
             return Content::Empty;
         }
         let fingerprint = self.fingerprint(device);
         if self.head.starts_with(BLOBSTORE_SIGNATURE) {
-            return Content::Blobstore { fingerprint };
+            return Content::Blobstore { fingerprint, store: store() };
         }
         Content::Other { what: self.describe().to_owned(), fingerprint }
     }
@@ -206,7 +227,27 @@ pub fn probe(path: &Path, block: bool) -> Result<Probe, ProbeError> {
         _ => io(source),
     })?;
     let ends = ends(&file).map_err(io)?;
-    Ok(Probe { size: ends.size, content: ends.content(&device), device })
+    let content = ends.content(&device, || store(&file, &ends).unwrap_or(Store::Unknown));
+    Ok(Probe { size: ends.size, content, device })
+}
+
+/// What the blobstore of a device is; `None` for one that cannot be read.
+fn store(file: &File, ends: &Ends) -> Option<Store> {
+    let super_block = SuperBlock::parse(&ends.head).ok().filter(|found| found.bstype == BsType::LVOLSTORE)?;
+    if super_block.super_blob == BlobId::INVALID {
+        return Some(Store::Unfinished);
+    }
+    let geometry = Geometry::of(&super_block, ends.size).ok()?;
+    let (mut pages, mut next) = (Vec::new(), super_block.super_blob.page());
+    while let Some(index) = next.filter(|index| *index < geometry.md_len && pages.len() < NAME_PAGES_MAX) {
+        let mut bytes = vec![0; PAGE_SIZE];
+        file.read_exact_at(&mut bytes, geometry.page_offset(index)).ok()?;
+        let page = MdPage::parse(&bytes).ok()?;
+        next = (page.next != NO_PAGE).then_some(page.next);
+        pages.push(page);
+    }
+    let super_blob = Metadata::parse(super_block.super_blob, &pages, Reading::Load).ok()?;
+    StoreNames::of(&super_blob).ok().map(Store::Named)
 }
 
 /// Overwrites both ends with zeroes, durably.
@@ -225,15 +266,23 @@ pub fn wipe(path: &Path) -> Result<(), ProbeError> {
     file.sync_all().map_err(io)
 }
 
-/// Makes a sparse file; it must not be there.
+/// Makes a sparse file; it must not be there. It gets its name when it has its size, so that one that is there is whole.
 ///
 /// # Errors
 /// See [`ProbeError`].
 pub fn make_file(path: &Path, size: u64) -> Result<(), ProbeError> {
     let io = |source| ProbeError::Io { path: path.to_owned(), source };
-    let file = File::options().create_new(true).write(true).mode(0o600).open(path).map_err(io)?;
     let parent = path.parent().unwrap_or(Path::new("/"));
-    file.set_len(size).and_then(|()| file.sync_all()).and_then(|()| File::open(parent)?.sync_all()).map_err(io)
+    let new = parent.join(format!(".{}.addax-new", path.file_name().unwrap_or_default().display()));
+    // Left by a crash. It may be a second name of the file by now: it is never written to.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+        _ => {}
+    }
+    let file = File::options().create_new(true).write(true).mode(0o600).open(&new).map_err(io)?;
+    // A link, unlike a new name, never takes the place of what is there.
+    let linked = file.set_len(size).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&new, path));
+    fs::remove_file(&new).and(linked).and_then(|()| File::open(parent)?.sync_all()).map_err(io)
 }
 
 /// Bytes that the file system of a file can still take.
@@ -348,6 +397,57 @@ mod tests {
         assert!(matches!(probe(&path, true), Err(ProbeError::WrongKind { .. })));
         assert!(matches!(probe(dir.path(), false), Err(ProbeError::WrongKind { .. })));
         assert!(matches!(make_file(&path, 1), Err(ProbeError::Io { .. })));
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4096);
+    }
+
+    #[test]
+    fn a_file_is_there_with_its_size_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, new) = (dir.path().join("disk"), dir.path().join(".disk.addax-new"));
+        // Killed before it had its size, and after it had its name.
+        File::create(&new).unwrap();
+        make_file(&path, 8192).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
+        fs::hard_link(&path, &new).unwrap();
+        assert!(make_file(&path, 4096).is_err());
+        assert_eq!((fs::metadata(&path).unwrap().len(), new.exists()), (8192, false));
+    }
+
+    #[test]
+    fn the_lvstore_of_a_device_is_read_without_opening_it() {
+        use blobstore_format::geometry::Plan;
+        let size = 64 << 20;
+        let (_dir, path) = file(size, &[]);
+        let names = StoreNames { name: "lvs".to_owned(), uuid: uuid::Uuid::from_u128(7) };
+        let plan = Plan {
+            device_size: size,
+            block_size: 4096,
+            physical_block_size: 4096,
+            cluster_size: 1 << 20,
+            md_page_size: 0,
+            md_pages: 64,
+        };
+        let geometry = Geometry::plan(&plan).unwrap();
+        let mut super_block = geometry.super_block(BsType::LVOLSTORE);
+        let write = |at, bytes: &[u8]| {
+            File::options().write(true).open(&path).unwrap().write_all_at(bytes, at).unwrap();
+        };
+        let seen = || match probe(&path, false).unwrap().content {
+            Content::Blobstore { store, .. } => store,
+            other => panic!("{other:?}"),
+        };
+        write(0, &super_block.emit());
+        assert_eq!(seen(), Store::Unfinished);
+        super_block.super_blob = BlobId::from_page(0);
+        write(0, &super_block.emit());
+        assert_eq!(seen(), Store::Unknown);
+        let mut blob = Metadata::new(BlobId::from_page(0), false);
+        blob.xattrs = names.xattrs().unwrap();
+        write(geometry.page_offset(0), &blob.emit().unwrap()[0].emit());
+        assert_eq!(seen(), Store::Named(names));
+        super_block.bstype = BsType(*b"BLOBFS\0\0\0\0\0\0\0\0\0\0");
+        write(0, &super_block.emit());
+        assert_eq!(seen(), Store::Unknown);
     }
 
     #[test]

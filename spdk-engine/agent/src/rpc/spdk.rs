@@ -244,8 +244,15 @@ impl Client {
     /// # Errors
     /// See [`RpcError`].
     pub async fn find_subsystem(&self, nqn: &str) -> Result<Option<Subsystem>, RpcError> {
-        let all: Vec<Subsystem> = self.call_as("nvmf_get_subsystems", Value::Null, CALL_DEADLINE).await?;
-        Ok(all.into_iter().find(|subsystem| subsystem.nqn == nqn))
+        Ok(self.nvmf_get_subsystems().await?.into_iter().find(|subsystem| subsystem.nqn == nqn))
+    }
+
+    /// All subsystems.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn nvmf_get_subsystems(&self) -> Result<Vec<Subsystem>, RpcError> {
+        self.call_as("nvmf_get_subsystems", Value::Null, CALL_DEADLINE).await
     }
 
     /// Makes a subsystem that lets nobody in yet.
@@ -344,6 +351,17 @@ impl Client {
     /// See [`RpcError`].
     pub async fn bdev_nvme_detach_controller(&self, name: &str) -> Result<(), RpcError> {
         absent_is_fine(self.call("bdev_nvme_detach_controller", json!({"name": name}), CALL_DEADLINE).await)
+    }
+
+    /// Whether a controller has lost its target, by each of its paths; one that is not attached has not.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn nvme_controller_is_lost(&self, name: &str) -> Result<bool, RpcError> {
+        let all: Vec<Value> = self.call_as("bdev_nvme_get_controllers", Value::Null, CALL_DEADLINE).await?;
+        let found = all.iter().find(|entry| entry["name"] == *name).and_then(|entry| entry["ctrlrs"].as_array());
+        let is_lost = |path: &Value| path["state"].as_str().is_some_and(|state| state != "enabled");
+        Ok(found.is_some_and(|paths| !paths.is_empty() && paths.iter().all(is_lost)))
     }
 
     /// The names of all attached controllers.

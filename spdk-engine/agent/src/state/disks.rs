@@ -4,9 +4,11 @@
 //! the identity of each disk: the UUID of its lvstore and that of its device.
 //!
 //! *Invariants.* Once an identity is recorded under a name, nothing is ever formatted under that name. The name of an
-//! lvstore that is being made is durable before it is begun, so that after a crash it is known as one's own.
+//! lvstore that is being made, and the device that it is made on, are durable before it is begun, so that after a crash it
+//! is known as one's own, and nothing else is taken for it. What is told here is what was written.
 //!
-//! *When things fail.* A file that cannot be read stops the agent's start: without it a disk might be mistaken.
+//! *When things fail.* A file that cannot be read stops the agent's start: without it a disk might be mistaken. A write
+//! that fails changes nothing here, so that the same change is written when it is asked for again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -76,6 +78,16 @@ pub struct DiskIdentity {
     pub device: String,
 }
 
+/// A formatting that was begun.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Forming {
+    /// Name of the lvstore that is being made.
+    pub lvstore: String,
+    /// Identity of the device that it is made on; empty when that has none of its own.
+    pub device: String,
+}
+
 /// A disk as it is remembered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -85,9 +97,9 @@ pub struct DiskRecord {
     /// What was found, once that was decided.
     #[serde(default)]
     pub identity: Option<DiskIdentity>,
-    /// Name of the lvstore that is being made; empty before and after.
+    /// The formatting under way; none before and after.
     #[serde(default)]
-    pub forming: String,
+    pub forming: Option<Forming>,
 }
 
 /// The file of disks.
@@ -125,8 +137,9 @@ impl DiskStore {
         if self.records.get(&record.wish.name) == Some(record) {
             return Ok(());
         }
-        self.records.insert(record.wish.name.clone(), record.clone());
-        self.write()
+        let mut next = self.records.clone();
+        next.insert(record.wish.name.clone(), record.clone());
+        self.write(next)
     }
 
     /// Forgets a disk durably.
@@ -134,16 +147,19 @@ impl DiskStore {
     /// # Errors
     /// See [`SlotsError`].
     pub fn remove(&mut self, name: &str) -> Result<(), SlotsError> {
-        match self.records.remove(name) {
-            Some(_) => self.write(),
+        let mut next = self.records.clone();
+        match next.remove(name) {
+            Some(_) => self.write(next),
             None => Ok(()),
         }
     }
 
-    fn write(&mut self) -> Result<(), SlotsError> {
+    fn write(&mut self, next: BTreeMap<String, DiskRecord>) -> Result<(), SlotsError> {
         // Plain maps of strings and numbers always serialise.
-        let payload = serde_json::to_vec(&self.records).unwrap_or_default();
-        self.slots.write(&payload)
+        let payload = serde_json::to_vec(&next).unwrap_or_default();
+        self.slots.write(&payload)?;
+        self.records = next;
+        Ok(())
     }
 }
 
@@ -170,7 +186,7 @@ mod tests {
                 device: String::new(),
             },
             identity: (n == 1).then(|| DiskIdentity { lvstore: Uuid::new_v4(), device: "serial".to_owned() }),
-            forming: String::new(),
+            forming: (n == 2).then(|| Forming { lvstore: "addax-1".to_owned(), device: "serial".to_owned() }),
         };
         let records = [record(0), record(1), record(2)];
         let mut store = DiskStore::open(dir.path()).unwrap();
@@ -179,5 +195,45 @@ mod tests {
         store.remove("d1").unwrap();
         store.remove("d1").unwrap();
         assert_eq!(DiskStore::open(dir.path()).unwrap().all().count(), 2);
+    }
+
+    #[test]
+    fn a_write_that_failed_is_done_when_it_is_asked_for_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let wish = DiskWish {
+            name: "d".to_owned(),
+            place: Place::Block { path: "/dev/sdb".into() },
+            create: false,
+            erase: String::new(),
+            uuid: None,
+            device: String::new(),
+        };
+        let record = DiskRecord { wish, identity: None, forming: None };
+        let mut store = DiskStore::open(dir.path()).unwrap();
+        // Folders in the place of both files: nothing can be written.
+        let block = |made: bool| {
+            for file in ["disks.a", "disks.b"].map(|file| dir.path().join(file)) {
+                let kept = PathBuf::from(format!("{}.kept", file.display()));
+                if made {
+                    let _ = std::fs::rename(&file, &kept);
+                    std::fs::create_dir(&file).unwrap();
+                } else {
+                    std::fs::remove_dir(&file).unwrap();
+                    let _ = std::fs::rename(&kept, &file);
+                }
+            }
+        };
+        block(true);
+        store.put(&record).unwrap_err();
+        assert_eq!(store.all().count(), 0);
+        block(false);
+        store.put(&record).unwrap();
+        assert_eq!(DiskStore::open(dir.path()).unwrap().all().count(), 1);
+        block(true);
+        store.remove("d").unwrap_err();
+        assert_eq!(store.all().count(), 1);
+        block(false);
+        store.remove("d").unwrap();
+        assert_eq!(DiskStore::open(dir.path()).unwrap().all().count(), 0);
     }
 }

@@ -13,7 +13,7 @@ mod disks;
 mod engines;
 pub mod slots;
 
-pub use disks::{DiskIdentity, DiskRecord, DiskStore, DiskWish, Place};
+pub use disks::{DiskIdentity, DiskRecord, DiskStore, DiskWish, Forming, Place};
 pub use engines::{EngineStore, EngineWish, MemberWish};
 
 use std::fs;
