@@ -3,12 +3,16 @@
 //! Each changes `spec.disks` of a Node, as `kubectl` can as well, and waits for what the node says to it.
 //!
 //! *When things fail.* A disk that is refused is told with the node's reason; what was written stays, so that the node
-//! uses it as soon as the reason is gone. `remove` takes it away.
+//! uses it as soon as the reason is gone. `remove` takes it away. A refusal that was there before counts only when it is
+//! still there after [`LOOKED_AGAIN`].
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Duration;
 
-use addax_api::node::{CONDITION_READY, CONDITION_SCHEDULABLE, DiskSpec, DiskStatus, DiskType, RemoteNamespace};
+use addax_api::node::{
+    CONDITION_READY, CONDITION_SCHEDULABLE, DISK_FOUND, DISK_REMOVING, DiskSpec, DiskStatus, DiskType, RemoteNamespace,
+};
 use addax_api::{Condition, ConditionStatus, Node, Replica, condition, name};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
@@ -167,7 +171,8 @@ impl Place {
 struct Disk {
     node: String,
     name: String,
-    spec: DiskSpec,
+    /// None of a disk that is being removed.
+    spec: Option<DiskSpec>,
     status: DiskStatus,
 }
 
@@ -179,17 +184,19 @@ pub async fn run(client: &Client, verb: DiskVerb, format: Format, quiet: bool) -
             let mut spec = place.spec()?;
             ensure!(size.is_none() || spec.type_ == DiskType::File, "--size: only a file is made with a size");
             (spec.create, spec.size, spec.tags) = (true, size.unwrap_or(0), more.tags);
-            add(client, &disk, &spec).await?;
+            let before = add(client, &disk, &spec).await?;
             let limit = Duration::from_secs(more.timeout);
             let bar = progress(quiet, format!("{}/{}: being formatted", disk.node, disk.name));
-            let mut ready = wait_ready(client, &disk, limit).await;
-            if let (Err(Refused { fingerprint, .. }), true) = (&ready, force)
-                && !fingerprint.is_empty()
+            // A fingerprint that is no longer that of the device permits nothing, so an old refusal will do for it.
+            let before = before.filter(|_| confirm.is_none());
+            let mut ready = wait_ready(client, &disk, before.as_ref(), limit).await;
+            if let (Err(refused), true) = (&ready, force)
+                && !refused.fingerprint.is_empty()
             {
-                let print = fingerprint.clone();
-                bar.suspend(|| permit(&disk, &ready, &print, confirm))?;
-                patch(client, &disk, json!({ "erase": print })).await?;
-                ready = wait_ready_after(client, &disk, &print, limit).await;
+                let refused = refused.clone();
+                bar.suspend(|| permit(&disk, &refused, confirm))?;
+                patch(client, &disk, json!({ "erase": refused.fingerprint })).await?;
+                ready = wait_ready(client, &disk, Some(&refused), limit).await;
             }
             bar.finish_and_clear();
             ready?;
@@ -197,9 +204,9 @@ pub async fn run(client: &Client, verb: DiskVerb, format: Format, quiet: bool) -
         }
         DiskVerb::Import { disk, place, more } => {
             let spec = DiskSpec { tags: more.tags, ..place.spec()? };
-            add(client, &disk, &spec).await?;
+            let before = add(client, &disk, &spec).await?;
             let bar = progress(quiet, format!("{}/{}: being imported", disk.node, disk.name));
-            wait_ready(client, &disk, Duration::from_secs(more.timeout)).await?;
+            wait_ready(client, &disk, before.as_ref(), Duration::from_secs(more.timeout)).await?;
             bar.finish_and_clear();
             print_one(client, &disk, format).await
         }
@@ -208,7 +215,7 @@ pub async fn run(client: &Client, verb: DiskVerb, format: Format, quiet: bool) -
             change(client, &disk, json!({ "allowScheduling": true, "evictionRequested": null }), format).await
         }
         DiskVerb::Evict { disk, no_wait, timeout } => {
-            find(client, &disk).await?;
+            find_declared(client, &disk).await?;
             patch(client, &disk, json!({ "allowScheduling": false, "evictionRequested": true })).await?;
             if !no_wait {
                 let bar = progress(quiet, format!("{}/{}: its replicas are being moved", disk.node, disk.name));
@@ -229,10 +236,27 @@ async fn find(client: &Client, disk: &DiskName) -> Result<Disk> {
     disk_of(&node, &disk.name).with_context(|| format!("node {} has no disk {:?}", disk.node, disk.name))
 }
 
+/// As [`find`], refusing one that is being removed.
+async fn find_declared(client: &Client, disk: &DiskName) -> Result<Disk> {
+    let found = find(client, disk).await?;
+    ensure!(found.spec.is_some(), "disk {:?} of node {} is being removed", disk.name, disk.node);
+    Ok(found)
+}
+
+/// A disk of the spec, or one that the node has not forgotten yet.
 fn disk_of(node: &Node, name: &str) -> Option<Disk> {
-    let spec = node.spec.disks.get(name)?.clone();
-    let status = node.status.as_ref().and_then(|status| status.disk_status.get(name)).cloned().unwrap_or_default();
-    Some(Disk { node: node.name_any(), name: name.to_owned(), spec, status })
+    let spec = node.spec.disks.get(name).cloned();
+    let status = node.status.as_ref().and_then(|status| status.disk_status.get(name)).cloned();
+    if spec.is_none() && status.is_none() {
+        return None;
+    }
+    Some(Disk { node: node.name_any(), name: name.to_owned(), spec, status: status.unwrap_or_default() })
+}
+
+fn disks_of(node: &Node) -> Vec<Disk> {
+    let known = node.status.iter().flat_map(|status| status.disk_status.keys());
+    let names: BTreeSet<&String> = node.spec.disks.keys().chain(known).collect();
+    names.into_iter().filter_map(|name| disk_of(node, name)).collect()
 }
 
 async fn list(client: &Client, node: Option<String>, format: Format) -> Result<()> {
@@ -243,8 +267,7 @@ async fn list(client: &Client, node: Option<String>, format: Format) -> Result<(
         }
         None => api::<Node>(client).list(&ListParams::default()).await.map_err(api_error)?.items,
     };
-    let disks: Vec<Disk> =
-        nodes.iter().flat_map(|node| node.spec.disks.keys().filter_map(|name| disk_of(node, name))).collect();
+    let disks: Vec<Disk> = nodes.iter().flat_map(disks_of).collect();
     output::print(format, &HEADER, &disks, row)
 }
 
@@ -256,8 +279,8 @@ fn row(disk: &Disk) -> Vec<String> {
     vec![
         disk.node.clone(),
         disk.name.clone(),
-        disk.spec.type_.as_str().to_owned(),
-        disk.spec.place(),
+        disk.spec.as_ref().map_or("-", |spec| spec.type_.as_str()).to_owned(),
+        disk.spec.as_ref().map_or("-".to_owned(), DiskSpec::place),
         reason(status, CONDITION_READY),
         reason(status, CONDITION_SCHEDULABLE),
         output::bytes(status.storage_maximum),
@@ -326,40 +349,60 @@ async fn patch(client: &Client, disk: &DiskName, spec: Value) -> Result<()> {
 }
 
 async fn change(client: &Client, disk: &DiskName, spec: Value, format: Format) -> Result<()> {
-    find(client, disk).await?;
+    find_declared(client, disk).await?;
     patch(client, disk, spec).await?;
     print_one(client, disk, format).await
 }
 
-async fn add(client: &Client, disk: &DiskName, spec: &DiskSpec) -> Result<()> {
+/// Declares a disk, or goes on where it was left; the refusal that stood there.
+async fn add(client: &Client, disk: &DiskName, spec: &DiskSpec) -> Result<Option<Refused>> {
     name::validate_label("disk name", &disk.name, name::MAX_LABEL)?;
     let node = api::<Node>(client).get_opt(&disk.node).await.map_err(api_error)?;
     let node = node.with_context(|| format!("node {:?} does not exist", disk.node))?;
-    if let Some(there) = node.spec.disks.get(&disk.name) {
-        // Asking again for the same goes on where it was left, as after a refusal.
-        let same = (there.type_, there.place(), there.create) == (spec.type_, spec.place(), spec.create);
-        ensure!(same, "node {} has a disk {:?} already, on {}", disk.node, disk.name, there.place());
+    let there = disk_of(&node, &disk.name);
+    patch(client, disk, addition(there.as_ref(), disk, spec)?).await?;
+    Ok(there.and_then(|there| refusal(&there.status)))
+}
+
+/// What is to be written to declare a disk of which this is there already.
+fn addition(there: Option<&Disk>, disk: &DiskName, spec: &DiskSpec) -> Result<Value> {
+    let mut value = serde_json::to_value(spec)?;
+    let Some((old, status)) = there.and_then(|there| Some((there.spec.as_ref()?, &there.status))) else {
+        return Ok(value);
+    };
+    let (node, name) = (&disk.node, &disk.name);
+    let is_same = (old.type_, old.place()) == (spec.type_, spec.place());
+    ensure!(is_same, "node {node} has a disk {name:?} already, on {}", old.place());
+    // Nothing is lost by another mind as long as it holds nothing that is known.
+    ensure!(
+        old.create == spec.create || status.disk_uuid.is_empty(),
+        "disk {name:?} of node {node} was added by `{}` and is known by its lvstore {}: `addax disk remove {node} {name}` first",
+        if old.create { "disk create" } else { "disk import" },
+        status.disk_uuid
+    );
+    if old.create && !spec.create {
+        (value["create"], value["erase"], value["size"]) = (Value::Bool(false), Value::Null, Value::Null);
     }
-    patch(client, disk, serde_json::to_value(spec)?).await
+    Ok(value)
 }
 
 /// Asks a person for the fingerprint, or takes the one given.
-fn permit(disk: &DiskName, refused: &Result<(), Refused>, fingerprint: &str, given: Option<String>) -> Result<()> {
+fn permit(disk: &DiskName, refused: &Refused, given: Option<String>) -> Result<()> {
+    let fingerprint = &refused.fingerprint;
     let typed = match given {
         Some(given) => given,
         None => {
-            if let Err(refused) = refused {
-                println!("{}/{}: {}", disk.node, disk.name, refused.message);
-            }
-            print!("Everything on it will be destroyed. Type {fingerprint} to go on: ");
-            std::io::stdout().flush()?;
+            // Not where the result goes, which a program may be reading.
+            eprintln!("{}/{}: {}", disk.node, disk.name, refused.message);
+            eprint!("Everything on it will be destroyed. Type {fingerprint} to go on: ");
+            std::io::stderr().flush()?;
             let mut line = String::new();
             std::io::stdin().read_line(&mut line)?;
             line.trim().to_owned()
         }
     };
     ensure!(
-        typed == fingerprint,
+        typed == *fingerprint,
         "{typed:?} is not {fingerprint}, the fingerprint of what the disk holds: nothing was destroyed"
     );
     Ok(())
@@ -382,33 +425,46 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// Reasons that pass by themselves.
-const PASSING: [&str; 5] = ["NoDiskInfo", "Starting", "Formatting", "DataPlaneDown", "DataPlaneFailed"];
+const PASSING: [&str; 7] =
+    ["NoDiskInfo", "Starting", "Formatting", "DataPlaneDown", "DataPlaneFailed", DISK_FOUND, DISK_REMOVING];
+/// By then a node has looked again at a disk that it refused.
+const LOOKED_AGAIN: Duration = Duration::from_secs(15);
 
 /// Whether a disk is on its way to be ready.
 pub fn passes(ready: &Condition) -> bool {
     ready.status != ConditionStatus::True && PASSING.contains(&ready.reason.as_str())
 }
 
-async fn wait_ready(client: &Client, disk: &DiskName, limit: Duration) -> Result<(), Refused> {
-    wait_ready_after(client, disk, "", limit).await
+/// Why a disk is not ready, unless that passes by itself.
+fn refusal(status: &DiskStatus) -> Option<Refused> {
+    let ready = condition::get(&status.conditions, CONDITION_READY)?;
+    let is_refused = ready.status != ConditionStatus::True && !passes(ready);
+    is_refused.then(|| Refused {
+        reason: ready.reason.clone(),
+        message: ready.message.clone(),
+        fingerprint: status.fingerprint.clone(),
+    })
 }
 
-/// As [`wait_ready`], passing over the refusal that had this fingerprint.
-async fn wait_ready_after(client: &Client, disk: &DiskName, before: &str, limit: Duration) -> Result<(), Refused> {
+/// What waiting for a disk has come to; `is_fresh`: what stands there may still be of before.
+fn outcome(status: &DiskStatus, before: Option<&Refused>, is_fresh: bool) -> Option<Result<(), Refused>> {
+    if condition::is_true(&status.conditions, CONDITION_READY) {
+        return Some(Ok(()));
+    }
+    let refused = refusal(status)?;
+    (!is_fresh || before != Some(&refused)).then_some(Err(refused))
+}
+
+async fn wait_ready(
+    client: &Client,
+    disk: &DiskName,
+    before: Option<&Refused>,
+    limit: Duration,
+) -> Result<(), Refused> {
     let nodes = api::<Node>(client);
+    let since = tokio::time::Instant::now();
     let waited = wait_until(&nodes, &disk.node, limit, "ready", |node| {
-        let status = disk_of(node?, &disk.name)?.status;
-        let ready = condition::get(&status.conditions, CONDITION_READY)?;
-        if condition::is_true(&status.conditions, CONDITION_READY) {
-            return Some(Ok(()));
-        }
-        let old = !before.is_empty() && status.fingerprint == before;
-        let refused = Refused {
-            reason: ready.reason.clone(),
-            message: ready.message.clone(),
-            fingerprint: status.fingerprint.clone(),
-        };
-        (!passes(ready) && !old).then_some(Err(refused))
+        outcome(&disk_of(node?, &disk.name)?.status, before, since.elapsed() < LOOKED_AGAIN)
     });
     let late = |error: anyhow::Error| Refused {
         reason: "Late".to_owned(),
@@ -450,9 +506,12 @@ async fn remove(client: &Client, disk: &DiskName, limit: Duration) -> Result<()>
         let (node, name) = (&disk.node, &disk.name);
         bail!("{count} replicas are on {node}/{name}: `addax disk evict {node} {name}` moves them elsewhere");
     }
-    // Nothing may be placed on it between the look and the removal.
-    patch(client, disk, json!({ "allowScheduling": false })).await?;
-    patch(client, disk, Value::Null).await?;
+    // One that is being removed already is only waited for.
+    if found.spec.is_some() {
+        // Nothing may be placed on it between the look and the removal.
+        patch(client, disk, json!({ "allowScheduling": false })).await?;
+        patch(client, disk, Value::Null).await?;
+    }
     wait_until(&api::<Node>(client), &disk.node, limit, "forgotten", |node| {
         let status = node?.status.as_ref()?;
         (!status.disk_status.contains_key(&disk.name)).then_some(())
@@ -463,6 +522,7 @@ async fn remove(client: &Client, disk: &DiskName, limit: Duration) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiff::Timestamp;
 
     #[test]
     fn remote_namespaces_are_read() {
@@ -473,5 +533,60 @@ mod tests {
         for bad in ["10.0.0.1/nqn.x", "host:1/nqn.x", "10.0.0.1:0/nqn.x", "10.0.0.1:1/x", "10.0.0.1:1/nqn.x/0"] {
             assert!(parse_remote(bad).unwrap_err().contains("IP:PORT"), "{bad}");
         }
+    }
+
+    fn refused(reason: &str, fingerprint: &str) -> DiskStatus {
+        let mut status = DiskStatus { fingerprint: fingerprint.to_owned(), ..DiskStatus::default() };
+        condition::set(
+            &mut status.conditions,
+            CONDITION_READY,
+            false,
+            reason,
+            "it holds a swap area",
+            Timestamp::UNIX_EPOCH,
+        );
+        status
+    }
+
+    #[test]
+    fn an_old_refusal_is_no_answer() {
+        let (old, new) = (refused("NotEmpty", "abc"), refused("NotEmpty", "abd"));
+        let before = refusal(&old);
+        assert_eq!(before.as_ref().map(|refused| refused.fingerprint.as_str()), Some("abc"));
+        assert_eq!(outcome(&old, before.as_ref(), true), None);
+        assert!(matches!(outcome(&old, before.as_ref(), false), Some(Err(_))));
+        assert!(matches!(outcome(&new, before.as_ref(), true), Some(Err(refused)) if refused.fingerprint == "abd"));
+        assert!(matches!(outcome(&old, None, true), Some(Err(_))));
+        for passing in ["Formatting", DISK_FOUND, DISK_REMOVING] {
+            assert_eq!(outcome(&refused(passing, ""), None, false), None);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_yet_can_be_imported_instead_of_made() {
+        let name = DiskName { node: "n".to_owned(), name: "d".to_owned() };
+        let made = DiskSpec { erase: "abc".to_owned(), ..DiskSpec::file("/x", 4096) };
+        let import = DiskSpec { path: "/x".to_owned(), ..DiskSpec::of(DiskType::File) };
+        let there = |status| Disk { node: "n".to_owned(), name: "d".to_owned(), spec: Some(made.clone()), status };
+        let value = addition(Some(&there(DiskStatus::default())), &name, &import).unwrap();
+        assert_eq!((&value["create"], &value["erase"], &value["size"]), (&json!(false), &Value::Null, &Value::Null));
+        let known = DiskStatus { disk_uuid: "u".to_owned(), ..DiskStatus::default() };
+        let error = addition(Some(&there(known.clone())), &name, &import).unwrap_err().to_string();
+        assert!(error.contains("`disk create`") && error.contains("disk remove n d"), "{error}");
+        addition(Some(&there(known)), &name, &made).unwrap();
+        let elsewhere = DiskSpec { path: "/y".to_owned(), ..import };
+        let error = addition(Some(&there(DiskStatus::default())), &name, &elsewhere).unwrap_err().to_string();
+        assert!(error.contains("on /x"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_that_is_being_removed_is_listed() {
+        let mut node = Node::new("n", addax_api::NodeSpec::default());
+        node.spec.disks.insert("a".to_owned(), DiskSpec::file("/a", 0));
+        let status = node.status.get_or_insert_default();
+        status.disk_status.insert("b".to_owned(), refused(DISK_REMOVING, ""));
+        let rows: Vec<Vec<String>> = disks_of(&node).iter().map(row).collect();
+        assert_eq!(rows.iter().map(|row| row[1].as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!((rows[0][3].as_str(), rows[1][3].as_str(), rows[1][4].as_str()), ("/a", "-", DISK_REMOVING));
     }
 }
