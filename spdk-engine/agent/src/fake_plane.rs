@@ -108,6 +108,8 @@ pub(crate) struct FakeState {
     pub(crate) lingering: bool,
     /// Whether its initiators have lost their targets.
     pub(crate) lost: bool,
+    /// Whether it waits for its start.
+    pub(crate) starting: bool,
     /// Whether it lacks the `addax_*` methods.
     pub(crate) stock: bool,
 }
@@ -376,6 +378,14 @@ const METHODS: &[&str] = &[
     "bdev_nvme_get_controllers",
     "bdev_nvme_reset_controller",
 ];
+const STARTUP_METHODS: &[&str] = &[
+    "rpc_get_methods",
+    "spdk_get_version",
+    "framework_start_init",
+    "framework_wait_init",
+    "bdev_set_options",
+    "bdev_nvme_set_options",
+];
 const OWN_METHODS: &[&str] =
     &["bdev_uring_create", "bdev_uring_delete", "addax_get_info", "addax_mirror_create", "addax_wait_events"];
 
@@ -400,10 +410,18 @@ impl FakeState {
         let yes = Ok(json!(true));
         let name = params["name"].as_str().unwrap_or_default().to_owned();
         match method {
+            "rpc_get_methods" if params["current"] == json!(true) && self.starting => Ok(json!(STARTUP_METHODS)),
             "rpc_get_methods" => {
                 let own: &[&str] = if self.stock { &[] } else { OWN_METHODS };
                 Ok(json!([METHODS, own].concat()))
             }
+            "bdev_set_options" | "bdev_nvme_set_options" if self.starting => yes,
+            "framework_start_init" if self.starting => {
+                self.starting = false;
+                yes
+            }
+            _ if self.starting => Err((-1, "Method may only be called after framework is initialized".to_owned())),
+            "bdev_examine" => yes,
             "spdk_get_version" => Ok(json!({"version": "fake 1"})),
             "framework_wait_init" | "nvmf_create_transport" => yes,
             "addax_get_info" => Ok(json!({"engine_instance": self.instance, "version": "0", "features": ["mirror"]})),

@@ -22,7 +22,7 @@
 //! *Invariants.*
 //! - The data plane outlives the agent: neither the agent's end nor its restart disturbs I/O.
 //! - Everything asked for is durable before it is answered, and put back after a restart of either process.
-//! - On a stock `spdk_tgt` replicas work by the same rules; engines are refused with the reason.
+//! - On a stock `spdk_tgt` replicas work by the same rules; engines are its `raid1`, as best effort.
 //! - One owner task per replica and per engine; no lock is held across an await; every wait has a deadline.
 //!
 //! *When things fail.* A data plane that dies is started again and given its replicas with nobody on their allow-lists;

@@ -28,6 +28,9 @@ use crate::tls::{TlsError, TlsFiles};
 /// How long calls under way may take when the agent ends.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
+/// The option to wait for [`crate::rpc::Client::framework_start_init`].
+const WAIT_FOR_RPC: &str = "--wait-for-rpc";
+
 /// How the data plane is run.
 #[derive(Clone, Debug)]
 pub struct DataPlaneConfig {
@@ -55,6 +58,10 @@ impl DataPlaneConfig {
             ["-r", &socket, "-m", &self.cores, "-s", &self.memory_mib.to_string()].map(str::to_owned).to_vec();
         if !self.hugepages {
             args.push("--no-huge".to_owned());
+        }
+        // A stock one must be told options before it starts.
+        if !self.extra_args.iter().any(|arg| arg == WAIT_FOR_RPC) {
+            args.push(WAIT_FOR_RPC.to_owned());
         }
         args.extend(self.extra_args.iter().cloned());
         args
@@ -290,6 +297,6 @@ mod tests {
             hugepages: false,
             extra_args: vec!["-L".to_owned(), "nvmf".to_owned()],
         };
-        assert_eq!(config.args().join(" "), "-r /run/addax/rpc.sock -m 0x3 -s 512 --no-huge -L nvmf");
+        assert_eq!(config.args().join(" "), "-r /run/addax/rpc.sock -m 0x3 -s 512 --no-huge --wait-for-rpc -L nvmf");
     }
 }

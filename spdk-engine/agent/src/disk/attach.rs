@@ -411,6 +411,7 @@ impl Attach<'_> {
     async fn open_store(&self) -> Result<Option<Lvstore>, Refusal> {
         self.open_base().await?;
         let client = &self.plane.client;
+        client.bdev_examine(&base_bdev(self.record)).await?;
         client.bdev_wait_for_examine().await?;
         Ok(client.lvstore_on(&base_bdev(self.record)).await?)
     }

@@ -29,7 +29,6 @@ use crate::hub::Key;
 use crate::rpc::{Lvol, Lvstore, RpcError};
 use crate::state::{DiskIdentity, DiskRecord, DiskWish, Forming, Place};
 use crate::supervise::Plane;
-use crate::supervise::process::ProcessId;
 
 /// How often a disk that is away is looked for.
 const RETRY: Duration = Duration::from_secs(5);
@@ -62,8 +61,6 @@ pub(super) struct Owner {
     found: Option<Uuid>,
     /// Keeps others on this machine from the device.
     held: Option<File>,
-    /// The data plane that may have the device open.
-    process: Option<ProcessId>,
     /// Looks in a row that found the target lost.
     lost: u32,
 }
@@ -101,7 +98,6 @@ impl Owner {
             usage: Arc::default(),
             found: None,
             held: None,
-            process: None,
             lost: 0,
         }
     }
@@ -190,7 +186,7 @@ impl Owner {
         match self.plane() {
             Ok(plane) => self.attach(&plane).close().await?,
             // One that has ended has nothing open, and is not given this disk again.
-            Err(_) if self.process.is_some_and(|process| !process.is_alive()) => {}
+            Err(_) if self.context.plane.borrow().ended => {}
             Err(away) => {
                 let text = format!("whether the disk is still open cannot be seen: {}", away.message);
                 return Err(AgentError::Unavailable(text));
@@ -216,7 +212,6 @@ impl Owner {
             Ok(plane) => plane,
             Err(away) => return self.away(away),
         };
-        self.process = Some(plane.process);
         let ready = match &self.state {
             DiskState::Ready(ready) => Some(ready.clone()),
             DiskState::Away(_) => None,

@@ -425,6 +425,9 @@ async fn a_removal_that_fails_or_is_given_up_leaves_the_disk_as_it_was() {
     assert!(node.hub.disk("d").is_none() && node.disks.register("d", "r").is_err());
     node.disks.put(node.wish("d", true)).await.unwrap();
     node.until("d", "NotEmpty").await;
+    // One that has ended has nothing open.
+    node.status.send_replace(PlaneStatus { ended: true, ..PlaneStatus::default() });
+    node.disks.remove("d").await.unwrap();
 }
 
 #[tokio::test]

@@ -4,7 +4,8 @@
 //!
 //! *Invariants.* A controller's name holds the epoch, so a new engine never uses a connection of an older one. A
 //! mirror's controller reconnects by itself only to a data plane that drains the old session first; to a stock `spdk_tgt`
-//! every new session goes through a promote (rules 13 and 14).
+//! every new session goes through a promote (rules 13 and 14). An array's controller reconnects by itself for a moment; what
+//! that costs is in `raid`.
 //!
 //! *When things fail.* All steps can be repeated. [`sweep`] removes whatever an earlier life left behind.
 

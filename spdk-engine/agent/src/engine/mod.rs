@@ -13,6 +13,7 @@
 //!
 //! *When things fail.* [`AgentError`] for calls; the state of an engine carries the reason in its message.
 
+mod array;
 mod build;
 mod device;
 mod events;

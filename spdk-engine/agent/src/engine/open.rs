@@ -58,6 +58,8 @@ pub(super) struct Opened {
     pub(super) config: Config,
     /// Data-plane instance of each replica when it was promoted.
     pub(super) planes: BTreeMap<String, String>,
+    /// Whether its closing has begun.
+    pub(super) closing: bool,
 }
 
 /// Why an attempt failed.
@@ -324,6 +326,7 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         identity: identity.clone(),
         config,
         planes: known.planes.clone(),
+        closing: false,
     })
 }
 

@@ -13,6 +13,8 @@
 //! *Invariants.*
 //! - An opening that nobody asked for begins by reading the record; it goes on only if the record is this agent's.
 //! - While `Open`, a task of its own serves swaps, so that no call to this owner delays an acknowledgement.
+//! - A mirror that is closing is exported no more, also when the call to close it has failed meanwhile. Once it is closed it
+//!   is done with: if nobody asks to stop the engine again, the volume is opened anew.
 //! - A leg that the mirror let go is detached, so that nothing of it reconnects.
 //!
 //! *When things fail.* A lost leg whose data plane was restarted is promoted again in the same epoch, so that it can come
@@ -101,6 +103,8 @@ struct Open {
     equalising: bool,
     /// Why the frontend is not there yet.
     unexported: Option<String>,
+    /// Its closing has begun: no host may write any more.
+    closing: bool,
     stop_swaps: CancellationToken,
 }
 
@@ -341,7 +345,8 @@ impl Owner {
         };
         tracing::info!(volume = %self.wish.volume, epoch = identity.epoch, "adopting a mirror that runs");
         self.asked = false;
-        self.hold(Opened { plane: plane.clone(), device, identity, config, planes: BTreeMap::new() }).await;
+        let closing = mirror.state == "closing";
+        self.hold(Opened { plane: plane.clone(), device, identity, config, planes: BTreeMap::new(), closing }).await;
         Ok(true)
     }
 
@@ -391,6 +396,7 @@ impl Owner {
             frozen: false,
             equalising: false,
             unexported: Some("not exported yet".to_owned()),
+            closing: opened.closing,
             stop_swaps,
         }));
         self.export().await;
@@ -399,6 +405,9 @@ impl Owner {
 
     async fn export(&mut self) {
         let Phase::Open(open) = &mut self.phase else { return };
+        if open.closing {
+            return;
+        }
         let result = build::export(&open.plane.client, &self.wish, self.context.data_address).await;
         open.unexported = result.err().map(|error| error.to_string());
         if let Some(reason) = &open.unexported {
@@ -436,8 +445,19 @@ impl Owner {
         open.config = mirror.config;
         open.legs = mirror.legs;
         (open.frozen, open.equalising) = (mirror.frozen, mirror.equalising);
-        if mirror.state == "stopped" {
-            return self.end("the mirror stopped: the record or a replica refuses this engine").await;
+        match mirror.state.as_str() {
+            "stopped" => return self.end("the mirror stopped: the record or a replica refuses this engine").await,
+            "closed" => return self.end("the mirror was closed, but the engine was not stopped").await,
+            "closing" => {
+                open.closing = true;
+                open.unexported.get_or_insert_with(|| "it is being closed".to_owned());
+            }
+            _ if open.closing => {
+                // It is open again: what closing took away comes back.
+                open.closing = false;
+                open.unexported.get_or_insert_with(|| "it could not be closed".to_owned());
+            }
+            _ => {}
         }
         let epoch = open.identity.epoch;
         let legs: BTreeSet<&str> =
@@ -756,7 +776,18 @@ impl Owner {
                 self.phase = closed();
             }
             Phase::Open(open) => {
-                open.device.close(&open.plane.client, &self.wish.volume, CLOSE_DEADLINE).await?;
+                let done = open.device.close(&open.plane.client, &self.wish.volume, CLOSE_DEADLINE).await;
+                let is_closed =
+                    |found: &Option<MirrorState>| found.as_ref().is_some_and(|found| found.state == "closed");
+                if let Err(error) = done
+                    && !open.device.get().await.is_ok_and(|found| is_closed(&found))
+                {
+                    // The export may be gone, and the closing swap under way: what is so now says the device.
+                    open.unexported = Some(format!("it could not be closed: {error}"));
+                    self.look(true).await;
+                    self.mend_soon();
+                    return Err(error);
+                }
                 open.release();
                 self.phase = closed();
             }

@@ -393,6 +393,40 @@ async fn a_swap_that_was_pending_when_the_agent_died_is_served_by_the_next() {
 }
 
 #[tokio::test]
+async fn a_volume_that_could_not_be_closed_is_served_again_or_opened_anew() {
+    const NQN: &str = "nqn.2026-11.io.addax:volume:v";
+    let cluster = cluster(2).await;
+    cluster.open(0).await;
+    let node = &cluster.nodes[0];
+    {
+        // Closing takes the export away and then fails.
+        let mut state = node.plane.state.lock().unwrap();
+        state.subsystems.remove(NQN);
+        state.failing.insert("addax_mirror_close".to_owned(), (-110, "Connection timed out".to_owned()));
+    }
+    let error = node.services.engines.stop("v").await.unwrap_err();
+    assert!(error.to_string().contains("timed out"), "{error}");
+    let told = node.services.hub.engine("v").unwrap();
+    assert!(told.state() == pb::State::Running || told.message.contains("could not be closed"), "{told:?}");
+    node.plane.wait_until("exported again", |state| state.subsystems.contains_key(NQN)).await;
+    node.running().await;
+    // It goes on closing after the call has failed: it is not exported, whatever is there.
+    let set = |mirror_state: &str| {
+        let mut state = node.plane.state.lock().unwrap();
+        state.mirrors.get_mut("v.v").unwrap().state = mirror_state.to_owned();
+        state.event(json!({"type": "mirror_state", "name": "v.v", "state": mirror_state, "reason": "test"}));
+    };
+    set("closing");
+    let told = node.wait_engine("closing", |engine| engine.state() == pb::State::Starting).await;
+    assert!(told.message.contains("being closed"), "{}", told.message);
+    set("closed");
+    let again = node.wait_engine("open anew", |engine| engine.epoch == 2 && engine.state() == pb::State::Running).await;
+    assert_eq!(in_sync(&cluster.arbiter).len(), 1, "{again:?}");
+    node.plane.state.lock().unwrap().failing.clear();
+    node.services.engines.stop("v").await.unwrap();
+}
+
+#[tokio::test]
 async fn replicas_are_added_and_removed_and_let_go() {
     let cluster = cluster(3).await;
     cluster.arbiter.put("v", record(&NAMES[..2]));

@@ -41,6 +41,8 @@ pub(super) async fn make(
     let found = client.find_subsystem(&nqn).await?;
     let found =
         found.ok_or_else(|| AgentError::Internal(format!("subsystem {nqn} is not there after its creation")))?;
+    // Sessions from before its device went: the engine behind them has to promote again.
+    let keep = keep.filter(|_| !found.namespaces.is_empty());
     drain(client, &nqn, found.hosts(), keep).await?;
     if found.namespaces.is_empty() {
         // A UUID that differs from the device's: the data plane of this node may attach the namespace itself.

@@ -136,18 +136,13 @@ impl Replicas {
             return Err(not_found(&request.name));
         }
         if !known {
-            // Before anything is made: from here on the disk cannot be removed.
+            // The owner does so again; here an unknown disk is refused before there is an owner.
             self.disks.register(&request.disk, &request.name)?;
         }
         let handle = self.owner_on(&request.name, &request.disk)?;
         let (volume, size, create) = (request.volume, request.size_bytes, request.create);
-        let result = ask(&handle, |reply| Command::Start { volume, size, create, reply }).await;
-        if result.is_err() && !known && self.context.hub.replica(&request.name).is_none() {
-            // Nothing was made: the name stays free, for another disk too.
-            self.lock().remove(&request.name);
-            self.disks.unregister(&request.disk, &request.name);
-        }
-        result
+        // If nothing is made, the owner itself frees the name: this call may be given up before the answer.
+        ask(&handle, |reply| Command::Start { volume, size, create, reply }).await
     }
 
     /// Takes the export away.
@@ -195,7 +190,8 @@ impl Replicas {
     }
 
     fn owner(&self, name: &str) -> Result<Handle, AgentError> {
-        self.lock().get(name).cloned().ok_or_else(|| not_found(name))
+        let handle = self.lock().get(name).cloned().filter(|handle| !handle.commands.is_closed());
+        handle.ok_or_else(|| not_found(name))
     }
 
     /// The owner of a replica on that disk; a new one when the name is not in use.
@@ -208,6 +204,7 @@ impl Replicas {
             }
             return Ok(handle.clone());
         }
+        owners.retain(|_, handle| !handle.commands.is_closed());
         let (commands, queue) = mpsc::channel(QUEUE_MAX);
         let owner = Owner::new(name, disk, self.disks.clone(), self.context.clone());
         tokio::spawn(owner.run(queue));

@@ -10,7 +10,10 @@
 //! - Also a promote to the same `(g, e)` ends and drains what is there: every session begins on a quiet disk.
 //! - Whether it should run is durable, so that a restart of agent and data plane needs no manager.
 //! - A record is made only where no lvol of the name is, and before that lvol. So an lvol that its record does not name
-//!   yet was made for it and holds nothing, and an lvol without a record is nobody's and is never taken for a replica.
+//!   yet was made for it and holds nothing, and an lvol without a record is nobody's: it is never taken for a replica,
+//!   and never deleted (rule 22). Only of a record that cannot be read it is known that an lvol was made.
+//! - The disk counts the replica from before its record is made. An owner whose start made nothing ends, and its name is
+//!   free; whoever asked need not be there any more.
 //!
 //! *When things fail.* A disk that is opened again (its device or its data plane was away) is given the export again,
 //! with nobody on its allow-list. Steps that fail are tried again every [`RETRY`].
@@ -69,6 +72,8 @@ pub(super) struct Owner {
     file: Option<ReplicaFile>,
     record: Option<ReplicaRecord>,
     export: Export,
+    /// There may be an export that is not wanted: no data plane has yet said that it is gone.
+    may_linger: bool,
 }
 
 impl Owner {
@@ -83,6 +88,7 @@ impl Owner {
             file: None,
             record: None,
             export: Export::Stopped,
+            may_linger: true,
         }
     }
 
@@ -96,7 +102,8 @@ impl Owner {
                 return;
             }
             let ready = matches!(&*self.disk_state.borrow(), DiskState::Ready(_));
-            let retry = ready && (matches!(self.export, Export::Waiting(_)) || self.is_deleted());
+            let lingers = self.may_linger && self.is_unwanted();
+            let retry = ready && (matches!(self.export, Export::Waiting(_)) || self.is_deleted() || lingers);
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 command = commands.recv() => match command {
@@ -105,6 +112,19 @@ impl Owner {
                         let gone = result.is_ok() && !self.is_deleted();
                         let _ = reply.send(result);
                         if gone {
+                            return;
+                        }
+                    }
+                    Some(Command::Start { volume, size, create, reply }) => {
+                        let result = self.start(&volume, size, create).await;
+                        let made_nothing = self.is_nothing();
+                        if made_nothing {
+                            self.disks.unregister(&self.disk, &self.name);
+                            // Before the answer: from now on the name is free.
+                            commands.close();
+                        }
+                        let _ = reply.send(result);
+                        if made_nothing {
                             return;
                         }
                     }
@@ -122,18 +142,30 @@ impl Owner {
 
     async fn apply(&mut self, command: Command) {
         match command {
-            Command::Start { volume, size, create, reply } => {
-                let _ = reply.send(self.start(&volume, size, create).await);
-            }
             Command::Stop { reply } => {
                 let _ = reply.send(self.stop().await);
             }
             Command::Promote { promotion, reply } => {
                 let _ = reply.send(self.promote(promotion).await);
             }
-            // Handled by `run`, since it ends the owner.
+            // Handled by `run`, since they may end the owner.
+            Command::Start { reply, .. } => drop(reply),
             Command::Delete { reply, .. } => drop(reply),
         }
+    }
+
+    fn is_damaged(&self) -> bool {
+        matches!(self.export, Export::Damaged(_))
+    }
+
+    /// Whether there is no replica of this name, not even a damaged one.
+    fn is_nothing(&self) -> bool {
+        self.record.is_none() && !self.is_damaged()
+    }
+
+    /// Whether there is a replica that is to be stopped.
+    fn is_unwanted(&self) -> bool {
+        !self.is_damaged() && self.record.as_ref().is_some_and(|record| !record.running)
     }
 
     fn is_deleted(&self) -> bool {
@@ -155,11 +187,24 @@ impl Owner {
         match blocking(move || ReplicaFile::open(&folder, &name)).await {
             Ok(Ok((file, record))) => {
                 self.file = Some(file);
+                if let Some(disk) = record.as_ref().map(|record| record.disk.clone()).filter(|disk| *disk != self.disk)
+                {
+                    // The owner of a damaged record does not know it, or has it from a caller.
+                    self.go_to(disk);
+                }
                 self.record = record;
             }
             Ok(Err(error)) => self.export = Export::Damaged(error.to_string()),
             Err(error) => self.export = Export::Damaged(error.to_string()),
         }
+    }
+
+    /// From now on the replica is one of this disk.
+    fn go_to(&mut self, disk: String) {
+        self.disks.unregister(&self.disk, &self.name);
+        self.disks.register_known(&disk, &self.name);
+        self.disk_state = self.disks.state(&disk);
+        self.disk = disk;
     }
 
     /// Makes a record durable. On failure it is read again before the next use, because it is unknown which one is on
@@ -196,7 +241,7 @@ impl Owner {
     // --- commands ---
 
     async fn start(&mut self, volume: &str, size: u64, create: bool) -> Result<pb::Replica, AgentError> {
-        if matches!(self.export, Export::Damaged(_)) {
+        if self.is_damaged() {
             // What was damaged may have been repaired by hand.
             self.export = Export::Stopped;
             self.load().await;
@@ -246,6 +291,8 @@ impl Owner {
 
     /// The record of a replica that is to be made; refused where an lvol of its name is.
     async fn new_record(&self, volume: &str, size: u64) -> Result<ReplicaRecord, AgentError> {
+        // From here on the disk cannot be removed.
+        self.disks.register(&self.disk, &self.name)?;
         let disk = self.require_disk()?;
         if disk.block_bytes != BLOCK_SIZE {
             let text =
@@ -282,35 +329,47 @@ impl Owner {
         if let Some(record) = self.record.clone().filter(|record| record.running) {
             self.save(ReplicaRecord { running: false, ..record }).await?;
         }
-        self.unmake().await?;
-        if !matches!(self.export, Export::Damaged(_)) {
-            self.export = Export::Stopped;
+        let unmade = self.unmake().await;
+        if !self.is_damaged() {
+            self.export = match &unmade {
+                Ok(()) => Export::Stopped,
+                Err(error) => Export::Waiting(format!("not stopped yet: {error}")),
+            };
         }
         self.tell();
-        Ok(())
+        unmade
     }
 
-    /// Takes the export away where there may be one. While the data plane is down there is none.
-    async fn unmake(&self) -> Result<(), AgentError> {
-        let plane = self.context.plane.borrow().plane.clone();
-        match plane {
-            Some(plane) => export::unmake(&plane, &self.name).await,
-            None => Ok(()),
+    /// Takes the export away where there may be one. A data plane that is known to have ended has none; one that cannot be
+    /// reached has it still, and sessions on it: that is remembered until it is gone.
+    async fn unmake(&mut self) -> Result<(), AgentError> {
+        self.may_linger = true;
+        let status = self.context.plane.borrow().clone();
+        match status.plane {
+            Some(plane) => export::unmake(&plane, &self.name).await?,
+            None if status.ended => {}
+            None => {
+                let text = format!("the data plane cannot be reached, and may export replica '{}'", self.name);
+                return Err(AgentError::Unavailable(format!("{text}: {}", status.reason)));
+            }
         }
+        self.may_linger = false;
+        Ok(())
     }
 
     /// Removes the lvol and then the record. Of a disk that is gone for long the record stays, as deleted.
     async fn delete(&mut self, disk: &str) -> Result<(), AgentError> {
         if self.disk.is_empty() {
             // The record is damaged; the caller knows the disk.
-            self.disk = disk.to_owned();
-            self.disk_state = self.disks.state(disk);
+            self.go_to(disk.to_owned());
         }
         if self.is_deleted() {
             return Ok(());
         }
         self.unmake().await?;
-        self.export = Export::Stopped;
+        if !self.is_damaged() {
+            self.export = Export::Stopped;
+        }
         let state = self.disk_state.borrow().clone();
         match state {
             DiskState::Ready(disk) => self.destroy(&disk).await?,
@@ -324,6 +383,7 @@ impl Owner {
             }
         }
         self.forget().await?;
+        self.export = Export::Stopped;
         self.disks.unregister(&self.disk, &self.name);
         self.disks.look(&self.disk);
         Ok(())
@@ -333,8 +393,10 @@ impl Owner {
         let lvol = match &self.record {
             Some(record) if record.lvstore != disk.store => return Ok(()),
             Some(ReplicaRecord { lvol: Some(lvol), .. }) => lvol.to_string(),
+            Some(ReplicaRecord { lvol: None, .. }) => disk.lvol_alias(&self.name),
             // A record that cannot be read says that an lvol of this name was made here.
-            _ => disk.lvol_alias(&self.name),
+            None if self.is_damaged() => disk.lvol_alias(&self.name),
+            None => return Ok(()),
         };
         tracing::info!(replica = %self.name, disk = %self.disk, lvol, "deleting the data");
         Ok(disk.plane.client.bdev_lvol_delete(&lvol).await?)
@@ -420,9 +482,15 @@ impl Owner {
     /// Brings the export to where it should be, as far as that can be done now.
     async fn settle(&mut self) {
         if let Some(record) = self.record.clone().filter(|record| record.running)
-            && !matches!(self.export, Export::Damaged(_))
+            && !self.is_damaged()
         {
+            self.may_linger = true;
             self.export = self.export_now(&record).await;
+        } else if self.may_linger && self.is_unwanted() {
+            match self.unmake().await {
+                Ok(()) => self.export = Export::Stopped,
+                Err(error) => tracing::debug!(replica = %self.name, %error, "its export may be there still"),
+            }
         }
         self.tell();
     }

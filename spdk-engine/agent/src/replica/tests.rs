@@ -361,3 +361,110 @@ async fn what_was_deleted_while_its_disk_was_away_goes_when_it_is_back() {
     };
     tokio::time::timeout(Duration::from_secs(30), buried).await.unwrap();
 }
+
+/// The manager's call may end before the owner has answered: the name must be free all the same.
+#[tokio::test]
+async fn a_start_that_made_nothing_leaves_no_owner_although_its_caller_is_gone() {
+    let node = node(false).await;
+    let lvol = FakeLvol { uuid: Uuid::new_v4().to_string(), size: 1 << 20, clusters: 1 };
+    node.with_store(|store| store.lvols.insert("v-r-1".to_owned(), lvol));
+    let started = futures::FutureExt::now_or_never(node.replicas.start(request(true)));
+    assert!(started.is_none(), "the call was not given up");
+    assert!(node.replicas.has("v-r-1"), "nothing is under way");
+    // Also a deletion that comes while the start is under way deletes nothing that has no record.
+    let deleted = node.replicas.delete("v-r-1", "d").await;
+    assert!(matches!(deleted, Ok(()) | Err(AgentError::Unavailable(_))), "{deleted:?}");
+    let free = async {
+        while node.replicas.has("v-r-1") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), free).await.unwrap();
+    node.replicas.delete("v-r-1", "d").await.unwrap();
+    assert_eq!(node.lvols(), ["v-r-1"]);
+    node.disks.remove("d").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_device_that_was_away_comes_back_with_nobody_in() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    node.replicas.promote("v-r-1", promotion(3, "e3")).await.unwrap();
+    assert!(node.plane.connect(NQN, &host_nqn("v", 3, "e3")));
+    {
+        // What a data plane does when a device goes: the namespace is gone, host and session stay.
+        let mut state = node.plane.state.lock().unwrap();
+        state.bases.clear();
+        state.bdevs.clear();
+        state.subsystems.get_mut(NQN).unwrap().namespaces.clear();
+    }
+    // The disk is looked at.
+    node.status.send_modify(|_| {});
+    node.plane.wait_until("exported again", |state| !state.subsystems[NQN].namespaces.is_empty()).await;
+    {
+        let state = node.plane.state.lock().unwrap();
+        assert!(state.subsystems[NQN].hosts.is_empty() && state.subsystems[NQN].sessions.is_empty());
+    }
+    node.replicas.promote("v-r-1", promotion(3, "e3")).await.unwrap();
+    assert_eq!(hosts(&node.plane), [host_nqn("v", 3, "e3")]);
+}
+
+#[tokio::test]
+async fn an_export_that_cannot_be_reached_is_not_said_to_be_gone() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    let up = node.status.borrow().clone();
+    let unreachable = PlaneStatus { reason: "no answer".to_owned(), ..PlaneStatus::default() };
+    node.status.send_replace(unreachable.clone());
+    let error = node.replicas.stop("v-r-1").await.unwrap_err();
+    assert!(matches!(&error, AgentError::Unavailable(text) if text.contains("no answer")), "{error}");
+    let error = node.replicas.delete("v-r-1", "d").await.unwrap_err();
+    assert!(matches!(error, AgentError::Unavailable(_)), "{error}");
+    assert_eq!(node.plane.state.lock().unwrap().subsystems.len(), 1);
+    // It is not forgotten, although nobody asks again.
+    node.status.send_replace(up);
+    node.plane.wait_until("taken away", |state| state.subsystems.is_empty()).await;
+    node.status.send_replace(PlaneStatus { ended: true, ..unreachable });
+    node.replicas.stop("v-r-1").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_record_that_was_repaired_by_hand_is_used_again_on_its_disk() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    let slots = ["a", "b"].map(|slot| node.dir.path().join("replicas").join(format!("v-r-1.{slot}")));
+    let good = slots.clone().map(|slot| std::fs::read(slot).unwrap());
+    slots.iter().for_each(|slot| std::fs::write(slot, b"rubbish").unwrap());
+    let hub = Hub::default();
+    node.shutdown.cancel();
+    let shutdown = CancellationToken::new();
+    let (disks, again) = open(node.dir.path(), node.status.subscribe(), &hub, &shutdown).await;
+    let mut state = disks.state("d");
+    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    assert!(matches!(again.start(request(false)).await, Err(AgentError::Damaged(_))));
+    slots.iter().zip(good).for_each(|(slot, good)| std::fs::write(slot, good).unwrap());
+    let replica = again.start(request(false)).await.unwrap();
+    assert_eq!((replica.state(), replica.disk.as_str()), (pb::State::Running, "d"), "{replica:?}");
+    assert!(matches!(disks.remove("d").await, Err(AgentError::Forbidden(_))), "it counts as one of the disk's");
+}
+
+/// A stock data plane looks only where it is told to.
+#[tokio::test]
+async fn the_device_of_a_disk_is_examined_by_name() {
+    let node = node(true).await;
+    {
+        let mut state = node.plane.state.lock().unwrap();
+        state.bases.clear();
+        state.bdevs.clear();
+    }
+    node.status.send_modify(|_| {});
+    node.plane.wait_until("examined", |state| !state.called("bdev_examine").is_empty()).await;
+    let state = node.plane.state.lock().unwrap();
+    let examined: Vec<&str> = state
+        .calls
+        .iter()
+        .filter(|(method, _)| method == "bdev_examine")
+        .map(|(_, params)| params["name"].as_str().unwrap())
+        .collect();
+    assert!(!examined.is_empty() && examined.iter().all(|name| *name == "d.d"), "{examined:?}");
+}

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{CALL_DEADLINE, Client, RpcError};
+use super::{CALL_DEADLINE, Client, RpcError, code};
 
 /// Deadline of making an lvstore: a large device is cleared first.
 const FORMAT_DEADLINE: Duration = Duration::from_secs(180);
@@ -94,6 +94,19 @@ impl Client {
     pub async fn delete_base_bdev(&self, uring: bool, name: &str) -> Result<(), RpcError> {
         let method = if uring { "bdev_uring_delete" } else { "bdev_aio_delete" };
         absent_is_fine(self.call(method, json!({"name": name}), SLOW_DEADLINE).await)
+    }
+
+    /// Looks for lvstores on a device, and from now on whenever it is there. Nothing is to do where every device is looked at.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn bdev_examine(&self, name: &str) -> Result<(), RpcError> {
+        match self.call("bdev_examine", json!({"name": name}), CALL_DEADLINE).await {
+            Err(error) if !matches!(error.code(), Some(code::INVALID | code::EXISTS | code::METHOD_NOT_FOUND)) => {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Ends when all devices that are there have been examined, so that their lvstores are open.

@@ -97,6 +97,10 @@ pub mod code {
     pub const METHOD_NOT_FOUND: i64 = -32601;
     /// Parameters are wrong; in the nvmf family also "does not exist".
     pub const INVALID_PARAMS: i64 = -32602;
+    /// `EEXIST`.
+    pub const EXISTS: i64 = -17;
+    /// `EINVAL`.
+    pub const INVALID: i64 = -22;
     /// `ENODEV`.
     pub const NO_DEVICE: i64 = -19;
 }

@@ -13,6 +13,17 @@ use super::lvol::absent_is_fine;
 use super::{CALL_DEADLINE, Client, RpcError};
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+struct IoStat {
+    name: String,
+    bytes_written: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+struct IoStats {
+    bdevs: Vec<IoStat>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct Base {
     name: Option<String>,
     is_configured: bool,
@@ -111,6 +122,19 @@ impl Client {
     /// See [`RpcError`].
     pub async fn bdev_raid_remove_base_bdev(&self, base: &str) -> Result<(), RpcError> {
         absent_is_fine(self.call("bdev_raid_remove_base_bdev", json!({"name": base}), CALL_DEADLINE).await)
+    }
+
+    /// Bytes that were written to a device, with success, since it is there.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn bdev_bytes_written(&self, name: &str) -> Result<u64, RpcError> {
+        let method = "bdev_get_iostat";
+        // Of all devices: how one is named differs from version to version.
+        let stats: IoStats = self.call_as(method, Value::Null, CALL_DEADLINE).await?;
+        let found = stats.bdevs.into_iter().find(|stat| stat.name == name);
+        let missing = || RpcError::Answer { method: method.to_owned(), reason: format!("nothing about {name}") };
+        found.map(|stat| stat.bytes_written).ok_or_else(missing)
     }
 
     /// Makes a device that holds nothing.

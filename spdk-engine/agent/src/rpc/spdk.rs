@@ -19,6 +19,9 @@ use super::{CALL_DEADLINE, Client, RpcError, code};
 /// Slack over a timeout that the data plane keeps itself, so that its own answer comes first.
 const SLACK: Duration = Duration::from_secs(2);
 
+/// Deadline of the start of a data plane's parts.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+
 /// A block device.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Bdev {
@@ -174,6 +177,48 @@ impl Client {
     /// See [`RpcError`].
     pub async fn rpc_get_methods(&self) -> Result<BTreeSet<String>, RpcError> {
         self.call_as("rpc_get_methods", Value::Null, CALL_DEADLINE).await
+    }
+
+    /// The names of the methods that can be called in the phase in which it is.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn rpc_get_current_methods(&self) -> Result<BTreeSet<String>, RpcError> {
+        self.call_as("rpc_get_methods", json!({"current": true}), CALL_DEADLINE).await
+    }
+
+    /// What a stock data plane must be told before it starts. By itself it looks into every device for an lvstore or an
+    /// array, those with the data of guests among them, who may write one there. And it sends the writes of a lost
+    /// connection again over the next one, when an earlier copy of them may still be on its way.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn set_stock_options(&self) -> Result<(), RpcError> {
+        self.call("bdev_set_options", json!({"bdev_auto_examine": false}), CALL_DEADLINE).await?;
+        self.call("bdev_nvme_set_options", json!({"bdev_retry_count": 0}), CALL_DEADLINE).await.map(drop)
+    }
+
+    /// Whether it has the options of [`Self::set_stock_options`]; of one that does not tell, no.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn has_stock_options(&self) -> Result<bool, RpcError> {
+        let config: Value = self.call_as("framework_get_config", json!({"name": "bdev"}), CALL_DEADLINE).await?;
+        let option = |method: &str, name: &str| {
+            let entries = config.as_array().into_iter().flatten();
+            let found = entries.filter(|entry| entry["method"] == method).find_map(|entry| entry["params"].get(name));
+            found.cloned().unwrap_or_default()
+        };
+        Ok(option("bdev_set_options", "bdev_auto_examine") == json!(false)
+            && option("bdev_nvme_set_options", "bdev_retry_count") == json!(0))
+    }
+
+    /// Ends the phase in which options are set; answered when the runtime phase is reached.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn framework_start_init(&self) -> Result<(), RpcError> {
+        self.call("framework_start_init", Value::Null, START_DEADLINE).await.map(drop)
     }
 
     /// The version text. With `deadline` it is the sign of life that the supervisor asks for.

@@ -14,7 +14,8 @@
 //! *Invariants.* The data plane outlives the agent: it is never ended because the agent ends (unless asked to). A data
 //! plane that still runs is adopted, not replaced. `instance` is new exactly when the process is: the engine's own
 //! instance id, or pid and start time for a stock `spdk_tgt`. A data plane that somebody else runs is never started and
-//! never sent a signal; one that hangs only counts as down.
+//! never sent a signal; one that hangs only counts as down. One that waits for its start (`--wait-for-rpc`, as all do that
+//! the agent starts) is started, a stock one with the options of [`Client::set_stock_options`].
 //!
 //! *When things fail.* A process that does not answer [`Supervision::ping_misses`] pings, each within
 //! [`Supervision::ping_deadline`], is ended by SIGKILL and started anew. A program that cannot start is tried again with
@@ -138,6 +139,9 @@ pub struct PlaneStatus {
     pub plane: Option<Arc<Plane>>,
     /// Why it is down.
     pub reason: String,
+    /// Down, and its process is known to have ended: nothing of what it had open or exported is left. False while a process
+    /// may be there that cannot be reached.
+    pub ended: bool,
     /// Processes started after the first.
     pub restarts: u32,
 }
@@ -184,7 +188,7 @@ pub enum SuperviseError {
 /// Starts the supervisor. It runs until `shutdown` and then leaves the process alone.
 pub fn start(config: Supervision, shutdown: CancellationToken) -> watch::Receiver<PlaneStatus> {
     let (status, receiver) = watch::channel(PlaneStatus { reason: "starting".to_owned(), ..PlaneStatus::default() });
-    let supervisor = Supervisor { config, status, child: None, starts: 0 };
+    let supervisor = Supervisor { config, status, child: None, last: None, starts: 0 };
     tokio::spawn(supervisor.run(shutdown));
     receiver
 }
@@ -202,6 +206,8 @@ struct Supervisor {
     status: watch::Sender<PlaneStatus>,
     /// Set when this agent started the process; kept so that it is reaped.
     child: Option<Child>,
+    /// The process that was used last.
+    last: Option<ProcessId>,
     starts: u32,
 }
 
@@ -229,7 +235,17 @@ impl Supervisor {
 
     fn publish(&self, plane: Option<Arc<Plane>>, reason: String) {
         let restarts = self.starts.saturating_sub(1);
-        self.status.send_replace(PlaneStatus { plane, reason, restarts });
+        let ended = plane.is_none() && self.has_ended();
+        self.status.send_replace(PlaneStatus { plane, reason, ended, restarts });
+    }
+
+    /// Whether no process of the data plane is left. One that somebody else runs must have been seen, to know that it ended.
+    fn has_ended(&self) -> bool {
+        let last_ended = self.last.map(|process| !process.is_alive());
+        match self.config.program {
+            Some(_) => last_ended.unwrap_or(true) && process::read_pid_file(&self.config.runtime_dir).is_none(),
+            None => last_ended.unwrap_or(false),
+        }
     }
 
     /// From bringing it up to its end; why it ended.
@@ -248,6 +264,7 @@ impl Supervisor {
             Some(found) => found,
             None => self.start_process().await?,
         };
+        self.last = Some(process);
         // Counts as the first start when the process was adopted, so that later ones are restarts.
         self.starts = self.starts.max(1);
         self.greet(client, process).await
@@ -311,18 +328,32 @@ impl Supervisor {
     async fn greet(&self, client: Client, process: ProcessId) -> Result<Plane, SuperviseError> {
         let greeting = async {
             let methods = client.rpc_get_methods().await?;
+            let is_stock = !methods.contains("addax_get_info");
+            if client.rpc_get_current_methods().await?.contains("framework_start_init") {
+                if is_stock {
+                    client.set_stock_options().await?;
+                }
+                client.framework_start_init().await?;
+            }
             if methods.contains("framework_wait_init") {
                 client.framework_wait_init().await?;
             }
             client.ensure_tcp_transport().await?;
             let mut version = client.spdk_get_version(self.config.ping_deadline).await?;
             let mut instance = format!("pid-{}-{}", process.pid, process.start_time);
-            if methods.contains("addax_get_info") {
+            if !is_stock {
                 let info = client.addax_get_info().await?;
                 instance = info.engine_instance;
                 version = format!("addax-engine {}", info.version);
             } else {
                 tracing::warn!(%version, "this data plane has no mirror: engines here are its raid1, as best effort");
+                // Older ones than the agent, and those that somebody else started.
+                if !client.has_stock_options().await.unwrap_or(false) {
+                    tracing::warn!(
+                        "this data plane was started without bdev_auto_examine=false and bdev_retry_count=0: what a guest \
+                         writes may be taken for an lvstore or an array, and writes may be sent twice"
+                    );
+                }
             }
             let socket = self.config.socket.clone();
             Ok(Plane { client, socket, instance, version, process, methods })

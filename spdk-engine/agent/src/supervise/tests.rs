@@ -7,9 +7,60 @@ use std::path::Path;
 pub(crate) async fn greet(socket: &Path) -> Plane {
     let config = Supervision::new(None, Vec::new(), socket.to_owned(), PathBuf::new());
     let (status, _) = watch::channel(PlaneStatus::default());
-    let supervisor = Supervisor { config, status, child: None, starts: 0 };
+    let supervisor = Supervisor { config, status, child: None, last: None, starts: 0 };
     let (client, process) = connect(socket).await.unwrap();
     supervisor.greet(client, process).await.unwrap()
+}
+
+/// What a guest writes must never be taken for an lvstore, and no write be sent twice.
+#[tokio::test]
+async fn a_stock_data_plane_is_told_its_options_before_it_starts() {
+    for stock in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let plane = FakePlane::serve(dir.path(), stock, Fabric::default());
+        plane.state.lock().unwrap().starting = true;
+        greet(&plane.socket).await;
+        let state = plane.state.lock().unwrap();
+        assert!(!state.starting);
+        let told: Vec<String> = state.called("_options").into_iter().chain(state.called("start_init")).collect();
+        let calls = state.calls.iter().filter(|(method, _)| told.contains(method));
+        let calls: Vec<String> = calls.map(|(method, params)| format!("{method} {params}")).collect();
+        let start = "framework_start_init null";
+        match stock {
+            true => assert_eq!(
+                calls,
+                [
+                    "bdev_set_options {\"bdev_auto_examine\":false}",
+                    "bdev_nvme_set_options {\"bdev_retry_count\":0}",
+                    start
+                ]
+            ),
+            // It leaves guests' devices alone by itself.
+            false => assert_eq!(calls, [start]),
+        }
+    }
+}
+
+#[tokio::test]
+async fn whether_an_old_process_has_ended_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, foreign) = (supervision(dir.path()), Supervision { program: None, ..supervision(dir.path()) });
+    let (status, _) = watch::channel(PlaneStatus::default());
+    let (mut child, process) = process::spawn(dir.path(), Path::new("/bin/sleep"), &["1000".to_owned()]).unwrap();
+    let of = |config: &Supervision, last| Supervisor {
+        config: config.clone(),
+        status: status.clone(),
+        child: None,
+        last,
+        starts: 0,
+    };
+    assert!(!of(&own, None).has_ended(), "the pid file names one that lives");
+    assert!(!of(&own, Some(process)).has_ended() && !of(&foreign, Some(process)).has_ended());
+    child.kill().await.unwrap();
+    assert!(of(&own, None).has_ended() && of(&own, Some(process)).has_ended());
+    assert!(of(&foreign, Some(process)).has_ended());
+    assert!(!of(&foreign, None).has_ended(), "it was never seen");
+    assert!(!PlaneStatus::default().ended, "nobody has looked yet");
 }
 
 /// The program of the tests below: this very test binary, serving a fake data plane until it is killed.
