@@ -242,6 +242,7 @@ impl Core {
             Err(LegError::Gone) => {}
             Err(error) => {
                 op.failed.insert(leg);
+        self.rescan |= op.settled; // A copy may wait for a member that has it.
                 if error == LegError::NoSpace {
                     op.full.insert(leg);
                 }
@@ -379,3 +380,14 @@ impl Core {
         self.legs.get(leg).map_or(0, |l| l.inflight).saturating_sub(before)
     }
 }
+    /// Legs that do not have some settled write that overlaps the range. It was settled when every healthy member had
+    /// it; one that was lost then and is back since would give a copy the data from before it.
+    pub(crate) fn behind_settled(&self, lba: u64, blocks: u32) -> LegMask {
+        let end = lba + u64::from(blocks);
+        let overlaps = |o: &&HostOp| o.lba < end && lba < o.lba + u64::from(o.blocks);
+        let settled = |o: &&HostOp| o.settled && o.stage == Stage::Running;
+        let ops = (0..self.host.slots()).filter_map(|slot| self.host.get(slot)).filter(settled).filter(overlaps);
+        let have = ops.fold(LegMask::ALL, |have, op| have.and(op.ok));
+        LegMask::ALL.without(have)
+    }
+

@@ -24,6 +24,7 @@ pub(crate) struct LegMask(u32);
 
 impl LegMask {
     pub(crate) const EMPTY: Self = Self(0);
+    pub(crate) const ALL: Self = Self(u32::MAX);
 
     pub(crate) fn of(leg: LegId) -> Self {
         Self(1 << leg.0)

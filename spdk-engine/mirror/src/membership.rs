@@ -73,6 +73,9 @@ impl Core {
         if leg.eject == Some(DropReason::Lost) && !asked {
             // Its window was over but no swap could be sent for it: it is welcome again.
             leg.eject = None;
+            if leg.unequal {
+                self.copies.begin(id); // Its copy had ended with it.
+            }
             self.update_expected();
         } else if leg.is_failed() {
             return; // Dropped already, or will be when the swap is committed.
