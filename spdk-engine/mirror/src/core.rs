@@ -17,6 +17,7 @@ use crate::events::{
 };
 use crate::gate::Gate;
 use crate::host::HostOps;
+use crate::lease::Lease;
 use crate::legs::{IoEntry, IoTable, Leg, LegMask, Legs, Owner, Role};
 use crate::open::{CoreError, check_bounds, open_legs};
 use crate::overlap::{LockKey, LockKind, RangeLocks};
@@ -36,6 +37,8 @@ pub struct Status {
     pub frozen: bool,
     /// Members are being made equal; hosts wait.
     pub equalising: bool,
+    /// Reads whose data is there and whose answer waits until every member has confirmed (rule 16).
+    pub held_reads: usize,
     /// Rebuilds: leg, replica, blocks copied.
     pub rebuilds: Vec<(LegId, ReplicaId, u64)>,
     /// Legs whose connection is lost.
@@ -81,7 +84,10 @@ pub struct Core {
     pub(crate) host: HostOps,
     pub(crate) copies: Copies,
     pub(crate) repairs: Repairs,
+    pub(crate) lease: Lease,
     pub(crate) life: Life,
+    /// Time of the input being taken.
+    pub(crate) now: Nanos,
     /// Legs whose answer an acknowledgement needs now: required ones and mirrored joiners.
     pub(crate) expected: LegMask,
     /// Ranges granted and not yet started.
@@ -125,7 +131,9 @@ impl Core {
             host: HostOps::new(options.max_inflight),
             copies: Copies::new(options.copy_queue_depth, options.copy_window_blocks),
             repairs: Repairs::default(),
+            lease: Lease::default(),
             life: Life::Running,
+            now: 0,
             expected: LegMask::EMPTY,
             ready: VecDeque::new(),
             granted: Vec::new(),
@@ -166,6 +174,7 @@ impl Core {
 
     /// Takes one input and appends the actions that follow from it, in the order to be carried out.
     pub fn apply(&mut self, now: Nanos, input: Input, out: &mut Vec<Action>) {
+        self.now = now;
         if matches!(self.life, Life::Stopped | Life::Closed) {
             self.apply_finished(input, out);
             return;
@@ -217,6 +226,7 @@ impl Core {
                 self.rescan_hosts(out);
                 self.rescan_copies(out);
             }
+            self.pump_lease(out);
             self.pump_repair(out);
             self.pump_copies(out);
             self.pump_close(out);
@@ -256,7 +266,7 @@ impl Core {
         leg.reading += u32::from(reads);
         leg.changing += u32::from(changes);
         leg.changes += u64::from(changes && op != Op::Write { fua: true });
-        let io = self.io.insert(IoEntry { leg: target, owner, reads, changes, covers });
+        let io = self.io.insert(IoEntry { leg: target, owner, reads, changes, covers, sent: self.now });
         let (lba, blocks) = range;
         out.push(Action::LegIo { leg: target, io, op, lba, blocks, payload });
     }
@@ -307,6 +317,9 @@ impl Core {
             if let (Ok(()), Some(covers)) = (result, entry.covers) {
                 leg.changes_flushed = leg.changes_flushed.max(covers);
             }
+            if matches!(result, Ok(()) | Err(LegError::Media | LegError::NoSpace)) {
+                leg.confirmed = leg.confirmed.max(Some(entry.sent));
+            }
         }
         // What a leg that left did counts for nothing.
         let dropped = self.legs.get(entry.leg).is_none_or(|l| l.role == Role::Dropped);
@@ -317,6 +330,7 @@ impl Core {
             Owner::Repair => self.repair_io_done(entry.leg, entry.reads, result, out),
             Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
             Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
+            Owner::Probe => self.probe_done(entry.leg),
         }
         self.legs.reap(entry.leg);
     }
@@ -329,6 +343,7 @@ impl Core {
             out.push(Action::LegDrop { leg: leg.id, reason: DropReason::Stopped });
         }
         self.host.fail_all(HostError::PathGone, out);
+        self.lease.held = 0;
         self.ready.clear();
         out.push(Action::Stopped { reason });
     }
@@ -344,6 +359,8 @@ impl Core {
             }
             gate.requires(&l.replica) || (joiners_count && l.is_mirrored_joiner())
         });
+        self.lease.required = self.legs.mask(|l| l.role != Role::Dropped && gate.requires(&l.replica));
+        self.lease.valid_until = 0;
         self.rescan = true;
     }
 
@@ -478,6 +495,7 @@ impl Core {
             swapping: self.gate.pending.is_some(),
             frozen: self.frozen,
             equalising: self.barrier.is_some(),
+            held_reads: self.lease.held,
             rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(copied).collect(),
             lost: self.legs.iter().filter(|l| !l.is_up() && l.role != Role::Dropped).map(|l| l.id).collect(),
             finished: self.is_finished(),

@@ -15,11 +15,14 @@
 //!   names it is done, which may be after `HostDone` if a leg was dropped meanwhile.
 //! - Every [`Action::Swap`] gets exactly one [`Input::SwapAnswer`], within the runner's own deadline
 //!   ([`SwapOutcome::Unknown`] when it passed).
+//! - The time given with an input is read from the clock after the inputs before it had arrived. An engine that was
+//!   stopped in between must not answer a read by a time from before the stop (rule 16).
 //! - I/O that hangs is the runner's to end: its transport's timeout turns it into `LegLost`.
 
 use crate::config::{Config, ConfigVersion, ReplicaId};
 
-/// A point in time in nanoseconds of a clock that never goes back. Only differences count.
+/// A point in time in nanoseconds of a clock that never goes back and that runs on while the machine is suspended
+/// (rule 16). Only differences count.
 pub type Nanos = u64;
 
 /// Number of a leg (a connection to one replica); chosen by the runner, below [`crate::LEGS_MAX`].
@@ -75,6 +78,8 @@ pub enum Payload {
     Host(HostId),
     /// A copy buffer.
     Copy(CopySlot),
+    /// A block that nobody looks at: the runner gives each such read a buffer of its own.
+    Probe,
     /// No data (flushes that the core itself asks for).
     None,
 }
@@ -447,6 +452,10 @@ pub struct Options {
     pub copy_queue_depth: u32,
     /// Read from a member on this machine when there is one.
     pub prefer_local: bool,
+    /// How long an answer of every member allows reads to be answered (rule 16). The same on all engines of a volume.
+    pub lease_ns: Nanos,
+    /// How long a read is held back while members do not confirm; after that the host is sent to another path.
+    pub lease_hold_ns: Nanos,
     /// The rule this core breaks on purpose.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<crate::PlantedBug>,
@@ -463,6 +472,9 @@ impl Default for Options {
             copy_window_blocks: 0,
             copy_queue_depth: 4,
             prefer_local: true,
+            lease_ns: 10_000_000_000,
+            // As long as the usual host waits for a command before it resets the path by itself.
+            lease_hold_ns: 30_000_000_000,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }

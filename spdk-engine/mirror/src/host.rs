@@ -3,7 +3,8 @@
 //! *What it is.* The slab of live commands and their life:
 //! ```text
 //! Waiting (for the range lock) ─▶ Running ─▶ answered
-//!                                    └─▶ Repairing (failed write: the range is made equal) ─▶ answered
+//!                                    ├─▶ Repairing (failed write: the range is made equal) ─▶ answered
+//!                                    └─▶ Confirming (read: the members confirm the lease) ─▶ answered
 //! ```
 //! A running change or flush keeps four sets of legs: `need` (whom it was meant for), `sent` (in flight), `ok` and
 //! `failed`. It is acknowledged when `need ∩ expected ⊆ ok`, where `expected` is the core's current set of required
@@ -15,7 +16,7 @@
 //! *When things fail.* See the crate's documentation; the decision is in [`Core::judge_failures`].
 
 use crate::core::{Core, Life, LockOwner};
-use crate::events::{Action, DropReason, Event, HostError, HostId, HostResult, LegError, LegId, Op, Payload};
+use crate::events::{Action, DropReason, Event, HostError, HostId, HostResult, LegError, LegId, Nanos, Op, Payload};
 use crate::legs::{Leg, LegMask, Owner};
 use crate::overlap::{LockKey, LockKind};
 
@@ -25,6 +26,8 @@ pub(crate) enum Stage {
     Waiting,
     Running,
     Repairing,
+    /// A read whose data is there: the answer waits until the members have confirmed (rule 16).
+    Confirming,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,6 +46,8 @@ pub(crate) struct HostOp {
     /// Of those that failed: they had no room.
     pub(crate) full: LegMask,
     pub(crate) error: Option<LegError>,
+    /// For a read that is held back: when that is given up.
+    pub(crate) hold_until: Nanos,
     /// Its lock is settled: copies may have read its range, so it can no longer be undone by a repair.
     pub(crate) settled: bool,
 }
@@ -99,6 +104,7 @@ impl HostOps {
             failed: LegMask::EMPTY,
             full: LegMask::EMPTY,
             error: None,
+            hold_until: Nanos::MAX,
             settled: false,
         };
         if let Some(slot) = self.free.pop() {
@@ -236,13 +242,13 @@ impl Core {
     ) {
         let Some(op) = self.host.get_mut(slot).filter(|o| o.generation == generation) else { return };
         op.sent.remove(leg);
+        self.rescan |= op.settled; // A copy may wait for a member that has it.
         match result {
             Ok(()) => op.ok.insert(leg),
             // Unknown outcome: sent again when the leg is back.
             Err(LegError::Gone) => {}
             Err(error) => {
                 op.failed.insert(leg);
-        self.rescan |= op.settled; // A copy may wait for a member that has it.
                 if error == LegError::NoSpace {
                     op.full.insert(leg);
                 }
@@ -254,7 +260,7 @@ impl Core {
             return;
         }
         match result {
-            Ok(()) => self.answer(slot, Ok(()), out),
+            Ok(()) => self.answer_read(slot, out),
             Err(error) => {
                 let (lba, blocks) = (op.lba, op.blocks);
                 if error != LegError::Gone {
@@ -329,6 +335,7 @@ impl Core {
     /// Answers the host and lets those go on that waited for the range.
     pub(crate) fn answer(&mut self, slot: u32, result: HostResult, out: &mut Vec<Action>) {
         if let Some(op) = self.host.remove(slot) {
+            self.lease.held -= usize::from(op.stage == Stage::Confirming);
             out.push(Action::HostDone { id: op.id, result });
             if let Some(key) = op.lock {
                 self.release_lock(key);
@@ -373,13 +380,6 @@ impl Core {
         self.take_granted();
     }
 
-    /// The count of commands sent again to a leg that is back.
-    pub(crate) fn replay(&mut self, leg: LegId, out: &mut Vec<Action>) -> u32 {
-        let before = self.legs.get(leg).map_or(0, |l| l.inflight);
-        self.rescan_hosts(out);
-        self.legs.get(leg).map_or(0, |l| l.inflight).saturating_sub(before)
-    }
-}
     /// Legs that do not have some settled write that overlaps the range. It was settled when every healthy member had
     /// it; one that was lost then and is back since would give a copy the data from before it.
     pub(crate) fn behind_settled(&self, lba: u64, blocks: u32) -> LegMask {
@@ -391,3 +391,10 @@ impl Core {
         LegMask::ALL.without(have)
     }
 
+    /// The count of commands sent again to a leg that is back.
+    pub(crate) fn replay(&mut self, leg: LegId, out: &mut Vec<Action>) -> u32 {
+        let before = self.legs.get(leg).map_or(0, |l| l.inflight);
+        self.rescan_hosts(out);
+        self.legs.get(leg).map_or(0, |l| l.inflight).saturating_sub(before)
+    }
+}

@@ -110,6 +110,10 @@ pub(crate) struct Leg {
     pub(crate) changes_flushed: u64,
     /// I/O in flight of any kind.
     pub(crate) inflight: u32,
+    /// When the latest I/O was sent that it has answered: until then no newer engine had been promoted there.
+    pub(crate) confirmed: Option<Nanos>,
+    /// A probe is in flight.
+    pub(crate) probing: bool,
 }
 
 impl Leg {
@@ -127,6 +131,8 @@ impl Leg {
             changes: 0,
             changes_flushed: 0,
             inflight: 0,
+            confirmed: None,
+            probing: false,
         }
     }
 
@@ -251,6 +257,8 @@ pub(crate) enum Owner {
     JoinFlush,
     /// The flush of an orderly close.
     CloseFlush,
+    /// A question whether the session still holds.
+    Probe,
 }
 
 /// One I/O in flight.
@@ -262,6 +270,8 @@ pub(crate) struct IoEntry {
     pub(crate) changes: bool,
     /// For a flush: how many changes it covers when it succeeds.
     pub(crate) covers: Option<u64>,
+    /// When it was sent.
+    pub(crate) sent: Nanos,
 }
 
 #[derive(Debug, Clone, Copy)]

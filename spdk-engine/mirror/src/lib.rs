@@ -13,6 +13,8 @@
 //! *Flow of a read.* Range lock, shared with other reads (rule 3: it waits for overlapping writes until they are
 //! acknowledged, and they for it) ─▶ one member of `S` ─▶ another one if the first cannot ─▶ `HostDone`.
 //!
+//! A read is answered only while every member has confirmed within the lease that no newer engine exists ([`lease`]).
+//!
 //! *Flow of a rebuild.* `AddLeg` ─▶ swap into `R` ─▶ every write goes to the joiner too and its answer is required ─▶
 //! windows are copied under a range lock ─▶ flush ─▶ swap into `S` ─▶ member.
 //!
@@ -39,7 +41,7 @@
 //!   and joins although writes are frozen (their ranges are *settled*, see [`overlap`]).
 //!
 //! *Their place, later.* Write-intent bits: between lock and `LegIo` of a write, and in `Opener` after promote.
-//! Stamps: on `ConfigChanged`. Delta: [`rebuild`] skips windows. Lease: a gate in front of reads like [`gate`].
+//! Stamps: on `ConfigChanged`. Delta: [`rebuild`] skips windows.
 //! Superblocks carrying `(k, S, R)`: a step between `Committed` and the release of acknowledgements.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -50,6 +52,7 @@ mod core;
 pub mod events;
 mod gate;
 mod host;
+mod lease;
 mod legs;
 mod membership;
 mod open;
@@ -94,4 +97,25 @@ pub enum PlantedBug {
     Rule13FencedCountsAsDone,
     /// Members that were not promoted stay in `S` when the volume is opened.
     Rule15OpenKeepsUnpromoted,
+    /// Reads are answered without any confirmation of the members.
+    Rule16NoReadGate,
+    /// The new engine does not wait until the old one's lease is over.
+    Rule16NoWait,
+}
+
+#[cfg(feature = "planted-bugs")]
+impl PlantedBug {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Rule01AckFirst,
+        Self::Rule02NoOverlapOrder,
+        Self::Rule03ReadsDoNotWait,
+        Self::Rule06AckBeforeSwap,
+        Self::Rule07AssumeCommitted,
+        Self::Rule10JoinWithoutMirroring,
+        Self::Rule13FencedCountsAsDone,
+        Self::Rule15OpenKeepsUnpromoted,
+        Self::Rule16NoReadGate,
+        Self::Rule16NoWait,
+    ];
 }

@@ -194,7 +194,7 @@ impl Core {
     pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let swap = self.gate.pending.as_ref().and_then(|s| s.retry_at);
         let lost = self.legs.iter().filter(|l| !l.is_failed()).filter_map(|l| self.grace_end(l.id));
-        lost.chain(swap).filter(|at| *at > now).min()
+        lost.chain(swap).chain(self.lease_deadline()).filter(|at| *at > now).min()
     }
 
     /// Asks for the next swap, or again for the one that is not settled.

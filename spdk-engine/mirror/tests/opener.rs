@@ -5,8 +5,8 @@ mod common;
 
 use common::{MS, config, replica, set};
 use mirror_core::{
-    Config, ConfigNumber, EngineInstance, Epoch, LegId, Lineage, OpenAction, OpenError, OpenInput, OpenParams,
-    OpenWaits, Opener, OpenerParams, Options, PromoteError, RecordError, SwapId, SwapOutcome, VolumeId,
+    Config, ConfigNumber, EngineInstance, Epoch, LegId, Lineage, OpenAction, OpenError, OpenEvent, OpenInput,
+    OpenParams, OpenWaits, Opener, OpenerParams, Options, PromoteError, RecordError, SwapId, SwapOutcome, VolumeId,
 };
 
 struct Bench {
@@ -17,12 +17,17 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(false)
+    }
+
+    fn with(old_engine_dead: bool) -> Self {
         let params = OpenerParams {
             volume: VolumeId::new("v").unwrap(),
             block_size: 512,
             engine_instance: EngineInstance::new("e6").unwrap(),
             lineage: Some(Lineage::new("l").unwrap()),
             local: [replica("b")].into(),
+            old_engine_dead,
             options: Options::default(),
             waits: OpenWaits::default(),
         };
@@ -233,6 +238,48 @@ fn rule_15_a_last_change_of_the_old_engine_is_built_upon() {
     b.cas(SwapOutcome::Refused { current });
     let (_, next) = b.asked().unwrap();
     assert_eq!((next.epoch, next.in_sync), (Epoch(6), set(&["a"])));
+}
+
+/// Up to the moment where one of two members was promoted and the other cannot be.
+fn half_promoted(record: &Config, dead: bool) -> Bench {
+    let mut b = Bench::with(dead);
+    b.record(record.clone());
+    b.cas(SwapOutcome::Committed);
+    b.promoted("a", Ok(()));
+    b.promoted("b", Err(PromoteError::Unusable));
+    b
+}
+
+#[test]
+fn rule_16_the_old_engines_lease_is_waited_for_when_a_member_was_not_promoted() {
+    let mut b = half_promoted(&config(&["a", "b"], &[], 1), false);
+    assert!(b.out.iter().any(|a| matches!(a, OpenAction::Event(OpenEvent::LeaseWait { .. }))));
+    assert!(b.out.contains(&OpenAction::WakeAt { at: b.now + 11_000 * MS }));
+    b.advance(10_999 * MS);
+    assert!(b.asked().is_none(), "the sets are not even swapped: the next engine would not wait for the oldest");
+    b.advance(MS);
+    assert_eq!(b.asked().unwrap().1.in_sync, set(&["a"]));
+}
+
+#[test]
+fn rule_16_the_last_member_that_is_promoted_ends_the_wait() {
+    let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
+    b.promoted("a", Ok(()));
+    b.promoted("b", Err(PromoteError::Unreachable));
+    b.advance(5_000 * MS);
+    assert_eq!((b.promotes(), b.asked()), (vec!["b".to_owned()], None));
+    b.promoted("b", Ok(()));
+    assert!(b.asked().is_some());
+}
+
+#[test]
+fn rule_16_nothing_is_waited_for_when_all_are_promoted_or_the_old_engine_is_dead_or_closed() {
+    let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
+    b.promoted("a", Ok(()));
+    b.promoted("b", Ok(()));
+    assert!(b.asked().is_some());
+    assert!(half_promoted(&config(&["a", "b"], &[], 1), true).asked().is_some());
+    assert!(half_promoted(&clean(&["a", "b"], &[], 1), false).asked().is_some());
 }
 
 #[test]

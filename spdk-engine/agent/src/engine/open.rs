@@ -160,6 +160,7 @@ fn opener_params(attempt: &Attempt) -> Result<OpenerParams, OpenFailure> {
         engine_instance: EngineInstance::new(&attempt.instance).map_err(OpenError::from)?,
         lineage: None,
         local,
+        old_engine_dead: false,
         options: Options::default(),
         waits: mirror_core::OpenWaits::default(),
     })

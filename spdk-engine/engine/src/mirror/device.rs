@@ -375,6 +375,9 @@ impl Device {
         let bufs = match (op, payload) {
             (IoOp::Read | IoOp::Write { .. }, Payload::Host(id)) => self.host_bufs(id),
             (IoOp::Read | IoOp::Write { .. }, Payload::Copy(slot)) => self.copy_bufs(slot, blocks),
+            (IoOp::Read, Payload::Probe) => {
+                smallvec::smallvec![Buf::alloc_unpooled(self.block_size as usize).into_slice()]
+            }
             _ => Bufs::new(),
         };
         // What is copied often is a hole. Told as zeroes it stays one, and fits on a disk that is full.

@@ -18,6 +18,14 @@
 //! one over the others before it serves anything ([`OpenParams::equalise_from`]). All of them have every
 //! acknowledged write, so each stays a lawful source if the engine dies meanwhile.
 //!
+//! *The old engine's lease* (rule 16). An engine that was not fenced on some member may still answer reads from it, but
+//! only while every member of `S` confirms. Each member of `S` that was promoted confirms nothing to it any more. So
+//! when all of `S` are promoted there is nothing to wait for, nor after a clean close or when all older engines are
+//! known to be dead. Else the sets are decided only when the lease and a margin have passed since the first promote
+//! of a member. The wait comes *before* the swap of the sets: were a smaller `S` recorded during it and this engine
+//! replaced, the next one could promote all of that `S` and would not wait for the oldest engine. Members that are
+//! promoted meanwhile end the wait.
+//!
 //! *Invariants.* One swap in flight at a time; a swap of unknown outcome is sent again unchanged until the arbiter
 //! has answered (rule 7); `Ready` or `Failed` comes once and is the last action.
 //!
@@ -76,6 +84,8 @@ pub struct Opener {
     was_clean: bool,
     candidates: BTreeMap<ReplicaId, Candidate>,
     first_promoted_at: Option<Nanos>,
+    /// The wait for the old engine's lease was told.
+    lease_told: bool,
     equalise_from: Option<LegId>,
     legs: Vec<LegInit>,
     connected: u32,
@@ -94,6 +104,7 @@ impl Opener {
             was_clean: false,
             candidates: BTreeMap::new(),
             first_promoted_at: None,
+            lease_told: false,
             equalise_from: None,
             legs: Vec::new(),
             connected: 0,
@@ -316,14 +327,41 @@ impl Opener {
         let waited =
             self.first_promoted_at.is_some_and(|at| at.saturating_add(self.params.waits.promote_wait_ns) <= now);
         if promoted >= members_needed(config) && (undecided == 0 || waited) {
-            self.decide(now, out);
-            return;
+            match self.lease_end(promoted).filter(|end| *end > now) {
+                None => return self.decide(now, out),
+                Some(until) if !std::mem::replace(&mut self.lease_told, true) => {
+                    out.push(OpenAction::Event(OpenEvent::LeaseWait { until }));
+                }
+                Some(_) => {}
+            }
         }
         for (replica, candidate) in &mut self.candidates {
             if candidate.retry_at.is_some_and(|at| at <= now) {
                 candidate.retry_at = None;
                 out.push(promote(config, replica));
             }
+        }
+    }
+
+    /// When an older engine's reads end (rule 16); `None` when none can be answered any more.
+    fn lease_end(&self, promoted: usize) -> Option<Nanos> {
+        let members = self.config.as_ref().map_or(0, |c| c.in_sync.len());
+        if promoted == members || self.was_clean || self.params.old_engine_dead || self.skips_lease() {
+            return None;
+        }
+        let wait = self.params.options.lease_ns.saturating_add(self.params.waits.lease_margin_ns);
+        self.first_promoted_at.map(|at| at.saturating_add(wait))
+    }
+
+    /// Rule 16 broken on purpose: the old engine's lease is not waited for.
+    fn skips_lease(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.params.options.bug == Some(crate::PlantedBug::Rule16NoWait)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
         }
     }
 
@@ -451,10 +489,14 @@ impl Opener {
     fn next_promote_deadline(&self) -> Option<Nanos> {
         let retry = self.candidates.values().filter_map(|c| c.retry_at).min();
         // With too few members the end of the wait changes nothing; only retries do.
-        let enough = self.config.as_ref().is_some_and(|c| self.count_members(c).0 >= members_needed(c));
-        let wait =
-            self.first_promoted_at.filter(|_| enough).map(|at| at.saturating_add(self.params.waits.promote_wait_ns));
-        retry.into_iter().chain(wait).min()
+        let config = self.config.as_ref()?;
+        let (promoted, undecided) = self.count_members(config);
+        if promoted < members_needed(config) {
+            return retry;
+        }
+        let wait = self.first_promoted_at.map(|at| at.saturating_add(self.params.waits.promote_wait_ns));
+        let wait = if undecided == 0 { None } else { wait };
+        retry.into_iter().chain(wait.max(self.lease_end(promoted))).min()
     }
 }
 

@@ -15,8 +15,10 @@ pub struct OpenWaits {
     pub retry_ns: Nanos,
     /// How long connecting may take before the core starts without a leg.
     pub connect_wait_ns: Nanos,
-    /// When the attempt is given up.
+    /// When the attempt is given up. Longer than `Options::lease_ns` and the margin together.
     pub give_up_ns: Nanos,
+    /// Added to `Options::lease_ns` when the old engine's lease is waited for: what clocks may differ in that time.
+    pub lease_margin_ns: Nanos,
 }
 
 impl Default for OpenWaits {
@@ -26,6 +28,7 @@ impl Default for OpenWaits {
             retry_ns: 250_000_000,
             connect_wait_ns: 2_000_000_000,
             give_up_ns: 60_000_000_000,
+            lease_margin_ns: 1_000_000_000,
         }
     }
 }
@@ -43,6 +46,9 @@ pub struct OpenerParams {
     pub lineage: Option<Lineage>,
     /// Replicas on this machine.
     pub local: BTreeSet<ReplicaId>,
+    /// Every earlier engine of this volume is known to have ended, not only the last one in the record: one before it
+    /// may still be reading if the last one never got to serve.
+    pub old_engine_dead: bool,
     /// Bounds and times of the core.
     pub options: Options,
     /// Times of the opener.
@@ -213,6 +219,11 @@ pub enum OpenEvent {
         replica: ReplicaId,
         /// Why.
         error: PromoteError,
+    },
+    /// Not all of `S` were promoted: an older engine may still answer reads until this time (rule 16).
+    LeaseWait {
+        /// When its lease is over.
+        until: Nanos,
     },
     /// The sets were decided.
     Decided {

@@ -79,6 +79,9 @@ pub struct Bench {
     pub stopped: Option<StopReason>,
     pub closed: bool,
     pub wake: Option<Nanos>,
+    /// Probes of the lease; answered at once unless `hold_probes`.
+    pub probes: Vec<Io>,
+    pub hold_probes: bool,
     next_host: u64,
 }
 
@@ -95,6 +98,8 @@ impl Bench {
             stopped: None,
             closed: false,
             wake: None,
+            probes: Vec::new(),
+            hold_probes: false,
             next_host: 0,
         };
         bench.input(Input::Tick);
@@ -111,6 +116,10 @@ impl Bench {
         self.core.apply(self.now, input, &mut out);
         for action in out {
             match action {
+                Action::LegIo { leg, io, op, lba, blocks, payload: Payload::Probe } => {
+                    assert_eq!((op, lba, blocks), (Op::Read, 0, 1));
+                    self.probes.push(Io { leg, io, op, lba, blocks, payload: Payload::Probe });
+                }
                 Action::LegIo { leg, io, op, lba, blocks, payload } => {
                     self.ios.push(Io { leg, io, op, lba, blocks, payload });
                 }
@@ -125,6 +134,11 @@ impl Bench {
                 Action::Stopped { reason } => self.stopped = Some(reason),
                 Action::Closed => self.closed = true,
             }
+        }
+        while !self.hold_probes
+            && let Some(io) = self.probes.pop()
+        {
+            self.input(Input::LegDone { leg: io.leg, io: io.io, result: Ok(()) });
         }
     }
 
@@ -189,6 +203,7 @@ impl Bench {
 
     pub fn lose(&mut self, leg: u32) {
         self.ios.retain(|io| io.leg != LegId(leg));
+        self.probes.retain(|io| io.leg != LegId(leg));
         self.input(Input::LegLost { leg: LegId(leg), announced: false });
     }
 
