@@ -5,21 +5,31 @@
 //! finished or dead before the next one is executed (rule 17). The new attempt has a new value, because a host that
 //! has several overlapping writes in flight may find the first attempt, then another write, then the second attempt.
 
+//!
+//! *The host that clings.* The last host only reads. It stays with an engine that was replaced until that engine says
+//! that it is no longer the one, is gone, or the host gives up. What it reads there must fit with what the others write
+//! elsewhere (rule 16).
+
 use mirror_core::{HostError, HostId, HostResult, Op};
 
+use crate::engine::Process;
 use crate::faults::MS;
 use crate::history::Stamp;
-use crate::world::{BLOCKS, EngineRef, Event, ToEngine, World};
+use crate::world::{BLOCKS, CLIENTS, EngineRef, Event, ToEngine, World};
 
 /// Numbers from here on are commands given to an engine that was replaced; nobody may ever hear of them.
 pub(crate) const ZOMBIE: u64 = 1 << 60;
 
-/// Commands of one host in flight.
-const DEPTH: usize = 4;
+/// Most commands of one host in flight; a run draws its own number.
+pub(crate) const DEPTH_MAX: u64 = 4;
+/// Of the host that only reads: some may wait for long behind writes that never end.
+const READER_DEPTH: usize = 12;
 
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     pub(crate) inflight: usize,
+    /// The engine that was replaced and that this host still uses.
+    clings_to: Option<EngineRef>,
 }
 
 #[derive(Debug, Clone)]
@@ -43,10 +53,12 @@ impl World {
         }
         let think = self.rng.range(MS / 2, 14 * MS);
         self.post(think, Event::Client { client });
-        if self.clients[client].inflight >= DEPTH {
+        let reader = client == CLIENTS - 1;
+        if self.clients[client].inflight >= if reader { READER_DEPTH } else { self.depth } {
             return;
         }
         let op = match self.rng.range(0, 100) {
+            _ if reader => Op::Read,
             0..=41 => Op::Read,
             42..=84 => Op::Write { fua: self.rng.permille(100) },
             85..=89 => Op::Flush,
@@ -56,7 +68,7 @@ impl World {
         // Half of the commands meet on few blocks.
         let space = if self.rng.permille(500) { 6 } else { BLOCKS };
         let lba = self.rng.range(0, space);
-        let blocks = self.rng.range(1, 5).min(BLOCKS - lba);
+        let blocks = self.rng.range(1, if reader { 2 } else { 5 }).min(BLOCKS - lba);
         self.begin(client, op, lba, u32::try_from(blocks).unwrap_or(1));
     }
 
@@ -79,7 +91,8 @@ impl World {
 
     /// Sends a command on the path there is; without one it waits for the next.
     pub(crate) fn submit(&mut self, id: HostId) {
-        let active = self.manager.active;
+        let Some(client) = self.ops.get(&id).map(|o| o.client) else { return };
+        let active = self.clings_to(client).or(self.manager.active);
         let Some(op) = self.ops.get_mut(&id).filter(|o| !o.done) else { return };
         if op.sent_to.is_some() && op.sent_to == active {
             return;
@@ -104,6 +117,28 @@ impl World {
         self.post(delay, Event::Engine { to, body });
     }
 
+    /// The engine that a host clings to, as long as that serves.
+    fn clings_to(&self, client: usize) -> Option<EngineRef> {
+        let engine = self.clients[client].clings_to?;
+        self.process_ref(engine).is_some_and(Process::is_serving).then_some(engine)
+    }
+
+    /// A new engine serves: the last host stays with the old one for a while.
+    pub(crate) fn cling(&mut self, old: Option<EngineRef>) {
+        let client = CLIENTS - 1;
+        if self.faults_over || self.clings_to(client).is_some() {
+            return;
+        }
+        self.clients[client].clings_to = old;
+        let after = self.rng.range(20 * MS, 900 * MS);
+        self.post(after, Event::LetGo { client });
+    }
+
+    pub(crate) fn let_go(&mut self, client: usize) {
+        self.clients[client].clings_to = None;
+        self.switch_path();
+    }
+
     /// All hosts leave the old path; what was in flight there is sent on the new one.
     pub(crate) fn switch_path(&mut self) {
         let waiting: Vec<HostId> = self.ops.iter().filter(|(_, o)| !o.done).map(|(id, _)| *id).collect();
@@ -123,6 +158,8 @@ impl World {
         let Some(op) = self.ops.get_mut(&id).filter(|o| !o.done && o.sent_to == Some(from)) else { return };
         if result.is_err_and(HostError::is_retryable) {
             op.sent_to = None;
+            let client = &mut self.clients[op.client];
+            client.clings_to = client.clings_to.filter(|e| *e != from);
             self.post(5 * MS, Event::Resubmit { id });
             return;
         }

@@ -18,6 +18,9 @@ use crate::world::{
     ConnId, ENGINES, EngineRef, Event, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id, replica_index,
 };
 
+/// The lease of reads in a run: longer than the grace window, as in the product.
+const LEASE_NS: u64 = 300 * MS;
+
 #[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) process: Option<Process>,
@@ -72,6 +75,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
+    pub(crate) fn is_serving(&self) -> bool {
+        matches!(self.job, Job::Serving(_))
+    }
+
     fn leg_of(&self, replica: usize) -> Option<LegId> {
         self.legs.iter().find(|(_, l)| l.replica == replica).map(|(id, _)| *id)
     }
@@ -93,18 +100,21 @@ impl World {
             grace_ns: 100 * MS,
             grace_long_ns: 400 * MS,
             swap_retry_ns: 20 * MS,
-            max_inflight: 16,
+            max_inflight: 32,
             copy_window_blocks: 3,
             copy_queue_depth: 2,
             prefer_local: self.rng.permille(500),
+            lease_ns: LEASE_NS,
+            lease_hold_ns: 500 * MS,
             #[cfg(feature = "planted-bugs")]
             bug: self.scenario.bug,
         };
         let waits = OpenWaits {
-            promote_wait_ns: 200 * MS,
+            promote_wait_ns: self.rng.range(20 * MS, 200 * MS),
             retry_ns: 20 * MS,
             connect_wait_ns: 100 * MS,
             give_up_ns: 1500 * MS,
+            lease_margin_ns: 20 * MS,
         };
         let opener = Opener::new(OpenerParams {
             volume: name(VolumeId::new("v1")),
@@ -112,6 +122,7 @@ impl World {
             engine_instance: instance.clone(),
             lineage: None,
             local: [replica_id(node)].into(),
+            old_engine_dead: false,
             options,
             waits,
         });
@@ -433,7 +444,7 @@ impl World {
                 process.host_data.insert(id, data);
             }
             Payload::Copy(slot) => process.copy_data[slot.0 as usize][..data.len()].copy_from_slice(&data),
-            Payload::None => {}
+            Payload::None | Payload::Probe => {}
         });
         self.feed_core(me, Input::LegDone { leg, io, result });
     }
@@ -536,7 +547,7 @@ impl World {
         let Some(process) = self.process(me) else { return };
         let value = match payload {
             Payload::Host(id) => process.host_values.get(&id).copied().unwrap_or(0),
-            Payload::Copy(_) | Payload::None => 0,
+            Payload::Copy(_) | Payload::None | Payload::Probe => 0,
         };
         let data = match payload {
             Payload::Copy(slot) => process.copy_data[slot.0 as usize][..blocks].to_vec(),
@@ -549,7 +560,8 @@ impl World {
             return self.fail(format!("the core sends to {leg:?}, which it was told is lost"));
         };
         process.io.insert(io, (leg, payload));
-        if op == mirror_core::Op::Read && epoch == owner && !in_sync(state.replica, self) {
+        let reads = op == mirror_core::Op::Read && payload != Payload::Probe;
+        if reads && epoch == owner && !in_sync(state.replica, self) {
             return self
                 .fail(format!("replica r{} is read from but is not in the recorded in-sync set", state.replica));
         }

@@ -1,9 +1,9 @@
 //! A seeded, deterministic simulator around the mirror core and its opener.
 //!
 //! *What it is.* Two engines, three replicas with disks and sessions, one arbiter, a network that delays, loses and
-//! cuts, hosts that write unique values and retry, and a manager that opens the volume elsewhere when it doubts the
-//! engine. The engines run `mirror_core::Core` and `mirror_core::Opener`: the very code of the product. One seed is
-//! one run; the same seed gives the same run.
+//! cuts, hosts that write unique values and retry, one that goes on reading from an engine that was replaced, and a
+//! manager that opens the volume elsewhere when it doubts the engine. The engines run `mirror_core::Core` and
+//! `mirror_core::Opener`: the very code of the product. One seed is one run; the same seed gives the same run.
 //!
 //! *What is checked.*
 //! - Each block is linearisable: no acknowledged write lost, no stale read, no read that flips back ([`history`]).
@@ -14,9 +14,7 @@
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
 //!
-//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing, write-intent bits, and a second
-//! host that keeps reading on the old engine: without the read lease of rule 16 such a host may read stale data, so
-//! all hosts change their path together here.
+//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing, write-intent bits.
 //!
 //! *When a run fails* it says why, with the seed; [`shrink`] then looks for a run with fewer faults and commands
 //! that fails too.

@@ -23,6 +23,21 @@ struct Args {
     /// Do not look for a smaller failing run.
     #[arg(long)]
     no_shrink: bool,
+    /// Go on after a seed that fails; only say which ones do, and how.
+    #[arg(long)]
+    keep_going: bool,
+    /// Break one rule on purpose, by the name of the switch.
+    #[cfg(feature = "planted-bugs")]
+    #[arg(long, value_parser = parse_bug)]
+    bug: Option<mirror_core::PlantedBug>,
+}
+
+#[cfg(feature = "planted-bugs")]
+fn parse_bug(text: &str) -> Result<mirror_core::PlantedBug, String> {
+    let all = mirror_core::PlantedBug::ALL;
+    let names = || all.iter().map(|bug| format!("{bug:?}")).collect::<Vec<_>>().join(", ");
+    let found = all.iter().find(|bug| format!("{bug:?}") == text);
+    found.copied().ok_or_else(|| format!("{text:?} is not a switch: {} are allowed", names()))
 }
 
 fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
@@ -36,18 +51,29 @@ fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mut total = Outcome::default();
+    let (mut total, mut failed) = (Outcome::default(), 0u64);
+    let began = std::time::Instant::now();
     for seed in args.seeds.clone() {
-        let scenario = Scenario { ops: args.ops, trace: args.trace, ..Scenario::new(seed) };
+        let scenario = Scenario {
+            ops: args.ops,
+            trace: args.trace,
+            #[cfg(feature = "planted-bugs")]
+            bug: args.bug,
+            ..Scenario::new(seed)
+        };
         let outcome = run(&scenario);
-        if let Some(violation) = &outcome.violation {
+        if let Some(violation) = outcome.violation.as_ref().filter(|_| args.keep_going) {
+            println!("seed {seed} FAILED: {}", violation.chars().take(200).collect::<String>());
+            failed += 1;
+        } else if let Some(violation) = &outcome.violation {
             report(seed, violation, &scenario, &outcome, args.no_shrink);
             return ExitCode::FAILURE;
         }
         add(&mut total, &outcome);
     }
+    let rate = (args.seeds.end - args.seeds.start) as f64 / began.elapsed().as_secs_f64();
     println!(
-        "seeds {}..{}: all pass; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
+        "seeds {}..{}: {failed} failed; {rate:.0} seeds/s; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
          unknown outcome, {} faults, {} events",
         args.seeds.start,
         args.seeds.end,
@@ -60,7 +86,7 @@ fn main() -> ExitCode {
         total.faults.len(),
         total.events
     );
-    ExitCode::SUCCESS
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn add(total: &mut Outcome, one: &Outcome) {

@@ -15,7 +15,7 @@ use mirror_core::{
 };
 
 use crate::arbiter::Arbiter;
-use crate::client::{Client, ClientOp};
+use crate::client::{Client, ClientOp, DEPTH_MAX};
 use crate::engine::Node;
 use crate::faults::{Fault, FaultKind, MS, draw};
 use crate::history::{FIRST_STAMP, History, Stamp};
@@ -29,6 +29,8 @@ pub(crate) const REPLICAS: usize = 3;
 pub(crate) const ENGINES: usize = 2;
 /// Blocks of the volume: few, so that commands meet.
 pub(crate) const BLOCKS: u64 = 24;
+/// Hosts. The last one clings to an old engine as long as that answers.
+pub(crate) const CLIENTS: usize = 4;
 /// How long after the last fault everything must be well again.
 const SETTLE_NS: u64 = 20_000 * MS;
 
@@ -133,17 +135,46 @@ pub(crate) enum ToEngine {
 
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
-    Replica { replica: usize, from: EngineRef, body: ToReplica },
-    Engine { to: EngineRef, body: ToEngine },
-    FromReplica { to: EngineRef, replica: usize, body: ToEngine },
-    Arbiter { from: EngineRef, body: ToArbiter },
-    DiskDone { replica: usize, key: u64 },
-    ReplicaUp { replica: usize },
-    Client { client: usize },
-    Resubmit { id: HostId },
+    Replica {
+        replica: usize,
+        from: EngineRef,
+        body: ToReplica,
+    },
+    Engine {
+        to: EngineRef,
+        body: ToEngine,
+    },
+    FromReplica {
+        to: EngineRef,
+        replica: usize,
+        body: ToEngine,
+    },
+    Arbiter {
+        from: EngineRef,
+        body: ToArbiter,
+    },
+    DiskDone {
+        replica: usize,
+        key: u64,
+    },
+    ReplicaUp {
+        replica: usize,
+    },
+    Client {
+        client: usize,
+    },
+    Resubmit {
+        id: HostId,
+    },
+    /// A host that clings to an old engine follows the others.
+    LetGo {
+        client: usize,
+    },
     Fault(Fault),
     Manager,
-    Resume { node: usize },
+    Resume {
+        node: usize,
+    },
     EndOfFaults,
     Phase,
 }
@@ -185,6 +216,8 @@ pub(crate) struct World {
     pub(crate) replicas: Vec<Replica>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) clients: Vec<Client>,
+    /// Commands that a host keeps in flight.
+    pub(crate) depth: usize,
     pub(crate) ops: BTreeMap<HostId, ClientOp>,
     pub(crate) manager: Manager,
     pub(crate) history: History,
@@ -236,6 +269,7 @@ impl World {
             size_blocks: BLOCKS,
             clean: true,
         };
+        let depth = usize::try_from(rng.range(1, DEPTH_MAX + 1)).unwrap_or(1);
         // Faults have a source of their own, so that a run with some of them left out differs in nothing else.
         let mut fault_rng = Rng::new(scenario.seed.rotate_left(32) ^ 0x5eed);
         let count = fault_rng.index(14);
@@ -243,7 +277,7 @@ impl World {
             .faults
             .clone()
             .unwrap_or_else(|| draw(&mut fault_rng, count, scenario.until_ns, ENGINES, REPLICAS));
-        let clients = (0..3).map(|_| Client::default()).collect();
+        let clients = (0..CLIENTS).map(|_| Client::default()).collect();
         let mut world = Self {
             now: 0,
             rng,
@@ -255,6 +289,7 @@ impl World {
             replicas: (0..REPLICAS).map(|_| Replica::new(BLOCKS as usize)).collect(),
             nodes: (0..ENGINES).map(|_| Node::default()).collect(),
             clients,
+            depth,
             ops: BTreeMap::new(),
             manager: Manager::default(),
             history: History::default(),
@@ -382,6 +417,7 @@ impl World {
             }
             Event::Client { client } => self.client_step(client),
             Event::Resubmit { id } => self.submit(id),
+            Event::LetGo { client } => self.let_go(client),
             Event::Fault(fault) => self.fault(fault),
             Event::Manager => self.manager_step(),
             Event::Resume { node } => self.resume(node),
@@ -498,6 +534,7 @@ impl World {
             FaultKind::ReplicaCrash(r) => self.crash_replica(r, fault.for_ns),
             FaultKind::Cut(e, r) => self.cut_until[e][r] = until,
             FaultKind::CutAll(e) => self.cut_until[e] = [until; REPLICAS],
+            FaultKind::Partition(r) => self.part_active(r, until),
             FaultKind::Break(r) => {
                 if let Some((conn, owner)) = self.replicas[r].session.take() {
                     self.lose_conn(owner, conn);
@@ -519,6 +556,20 @@ impl World {
                 }
             }
         }
+    }
+
+    /// The active engine keeps one replica and loses everything else; nobody else reaches that replica.
+    fn part_active(&mut self, kept: usize, until: u64) {
+        let Some(active) = self.manager.active else { return };
+        for engine in 0..ENGINES {
+            for replica in 0..REPLICAS {
+                if (engine == active.node) != (replica == kept) {
+                    self.cut_until[engine][replica] = until;
+                }
+            }
+        }
+        self.arbiter_cut_until[active.node] = until;
+        self.manager.doubt();
     }
 
     fn crash_replica(&mut self, r: usize, for_ns: u64) {

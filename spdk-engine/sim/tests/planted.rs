@@ -1,9 +1,9 @@
-//! Each rule that is broken on purpose is noticed within 2000 seeds. A simulator that cannot fail proves nothing.
+//! Each rule that is broken on purpose is noticed within 20 000 seeds. A simulator that cannot fail proves nothing.
 
 use engine_sim::{Scenario, run, shrink};
 use mirror_core::PlantedBug;
 
-const SEEDS: u64 = 2000;
+const SEEDS: u64 = 20_000;
 
 fn first_failure(bug: PlantedBug) -> Option<(u64, Scenario, engine_sim::Outcome)> {
     (0..SEEDS).find_map(|seed| {
@@ -66,6 +66,16 @@ fn rule_13_going_on_when_fenced_is_found() {
 #[test]
 fn rule_15_keeping_members_that_were_not_promoted_is_found() {
     is_found(PlantedBug::Rule15OpenKeepsUnpromoted, &["a write was lost", "differ after a clean close", "unlawful"]);
+}
+
+#[test]
+fn rule_16_reading_without_the_members_confirmation_is_found() {
+    is_found(PlantedBug::Rule16NoReadGate, &["a read was stale"]);
+}
+
+#[test]
+fn rule_16_starting_before_the_old_lease_is_over_is_found() {
+    is_found(PlantedBug::Rule16NoWait, &["a read was stale"]);
 }
 
 #[test]
