@@ -76,7 +76,7 @@ fn count(target: SocketAddr, volume: &str, block: &str, rw: &str) -> u64 {
 
 /// I/Os that a device has completed since it was made.
 fn completed(engine: &Engine, device: &str) -> u64 {
-    let statistics = engine.rpc("bdev_get_iostat", json!({"name": device})).unwrap();
+    let statistics = engine.rpc("bdev_get_iostat", json!({"names": [device]})).unwrap();
     let of = |kind: &str| statistics["bdevs"][0][kind].as_u64().unwrap();
     of("num_read_ops") + of("num_write_ops")
 }
