@@ -1,9 +1,11 @@
 //! Hosts: they read and write, remember what they did and saw, and retry when the path is gone.
 //!
 //! Every attempt of a write has a value of its own, the same on all its blocks. A command that lost its path is sent
-//! again on the next one; an answer from a path that the host has left is not heard. The attempt on the old path is
-//! finished or dead before the next one is executed (rule 17). The new attempt has a new value, because a host that
-//! has several overlapping writes in flight may find the first attempt, then another write, then the second attempt.
+//! again on the next one; an answer from a path that the host has left is not heard. The new attempt has a new value,
+//! because a host that has several overlapping writes in flight may find the first attempt, then another write, then
+//! the second attempt. An attempt on another engine is dead when the next one is sent (rule 15). An attempt on another
+//! connection to the same engine may be under way; it is finished or dead before the next one is executed (rule 17),
+//! so certainly when that one is acknowledged.
 
 //!
 //! *The host that clings.* The last host only reads. It stays with an engine that was replaced until that engine says
@@ -15,7 +17,7 @@ use mirror_core::{HostError, HostId, HostResult, Op};
 use crate::engine::Process;
 use crate::faults::MS;
 use crate::history::Stamp;
-use crate::world::{BLOCKS, CLIENTS, EngineRef, Event, ToEngine, World};
+use crate::world::{BLOCKS, CLIENTS, EngineRef, Event, HostConn, ToEngine, World};
 
 /// Numbers from here on are commands given to an engine that was replaced; nobody may ever hear of them.
 pub(crate) const ZOMBIE: u64 = 1 << 60;
@@ -28,6 +30,8 @@ const READER_DEPTH: usize = 12;
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     pub(crate) inflight: usize,
+    /// Number of its connection.
+    conn: u64,
     /// The engine that was replaced and that this host still uses.
     clings_to: Option<EngineRef>,
 }
@@ -41,8 +45,10 @@ pub(crate) struct ClientOp {
     pub(crate) value: u64,
     pub(crate) start: Stamp,
     pub(crate) sent_to: Option<EngineRef>,
-    pub(crate) tried: bool,
-    pub(crate) done: bool,
+    /// The attempt whose answer counts.
+    attempt: Option<HostId>,
+    /// Values of earlier attempts at the same engine.
+    ghosts: Vec<u64>,
 }
 
 impl World {
@@ -76,7 +82,8 @@ impl World {
         let id = HostId(self.fresh_id());
         let start = self.stamp();
         let value = if op.changes_blocks() { id.0 } else { 0 };
-        let command = ClientOp { client, op, lba, blocks, value, start, sent_to: None, tried: false, done: false };
+        let (sent_to, attempt, ghosts) = (None, None, Vec::new());
+        let command = ClientOp { client, op, lba, blocks, value, start, sent_to, attempt, ghosts };
         self.trace(|| format!("host {client} begins {}: {op:?} {lba}+{blocks}", id.0));
         if op.changes_blocks() {
             for block in lba..lba + u64::from(blocks) {
@@ -91,30 +98,49 @@ impl World {
 
     /// Sends a command on the path there is; without one it waits for the next.
     pub(crate) fn submit(&mut self, id: HostId) {
-        let Some(client) = self.ops.get(&id).map(|o| o.client) else { return };
-        let active = self.clings_to(client).or(self.manager.active);
-        let Some(op) = self.ops.get_mut(&id).filter(|o| !o.done) else { return };
-        if op.sent_to.is_some() && op.sent_to == active {
-            return;
-        }
-        let Some(to) = active else { return };
-        op.sent_to = active;
-        let again = std::mem::replace(&mut op.tried, true);
-        let (old, blocks, changes) = (op.value, op.lba..op.lba + u64::from(op.blocks), op.op.changes_blocks());
-        if again && changes {
-            let (value, at) = (self.fresh_id(), self.stamp());
-            for block in blocks {
-                self.history.write_abandoned(block, old, at);
-                self.history.write_begins(block, value, at);
-            }
-            if let Some(op) = self.ops.get_mut(&id) {
-                op.value = value;
-            }
-        }
         let Some(op) = self.ops.get(&id) else { return };
-        let body = ToEngine::Host { id, op: op.op, lba: op.lba, blocks: op.blocks, value: op.value };
-        let delay = self.rng.range(MS / 100, MS / 2);
+        let path = self.clings_to(op.client).or(self.manager.active);
+        let Some(to) = path.filter(|to| op.sent_to != Some(*to)) else { return };
+        if op.attempt.is_some() && op.op.changes_blocks() {
+            self.replace_value(id, true);
+        }
+        self.send(id, to);
+    }
+
+    /// A new value for a new attempt. With `dead` all earlier attempts have taken effect by now or never will.
+    fn replace_value(&mut self, id: HostId, dead: bool) {
+        let (value, at) = (self.fresh_id(), self.stamp());
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        op.ghosts.push(std::mem::replace(&mut op.value, value));
+        let ghosts = if dead { std::mem::take(&mut op.ghosts) } else { Vec::new() };
+        for block in op.lba..op.lba + u64::from(op.blocks) {
+            ghosts.iter().for_each(|ghost| self.history.write_abandoned(block, *ghost, at));
+            self.history.write_begins(block, value, at);
+        }
+    }
+
+    fn send(&mut self, id: HostId, to: EngineRef) {
+        let attempt = HostId(self.fresh_id());
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        (op.sent_to, op.attempt) = (Some(to), Some(attempt));
+        self.attempts.insert(attempt, id);
+        let conn = HostConn { client: op.client, number: self.clients[op.client].conn };
+        let body = ToEngine::Host { conn, id: attempt, op: op.op, lba: op.lba, blocks: op.blocks, value: op.value };
+        let delay = if self.rng.permille(10) { self.rng.range(MS, 60 * MS) } else { self.rng.range(MS / 100, MS / 2) };
         self.post(delay, Event::Engine { to, body });
+    }
+
+    /// A host's connection breaks. It comes back at once and sends again what was not answered.
+    pub(crate) fn break_host(&mut self, client: usize) {
+        self.clients[client].conn += 1;
+        let waiting: Vec<_> = self.ops.iter().filter(|(_, o)| o.client == client).collect();
+        let waiting: Vec<_> = waiting.iter().filter_map(|(id, o)| Some((**id, o.sent_to?))).collect();
+        for (id, to) in waiting {
+            if self.ops.get(&id).is_some_and(|o| o.op.changes_blocks()) {
+                self.replace_value(id, false);
+            }
+            self.send(id, to);
+        }
     }
 
     /// The engine that a host clings to, as long as that serves.
@@ -141,7 +167,7 @@ impl World {
 
     /// All hosts leave the old path; what was in flight there is sent on the new one.
     pub(crate) fn switch_path(&mut self) {
-        let waiting: Vec<HostId> = self.ops.iter().filter(|(_, o)| !o.done).map(|(id, _)| *id).collect();
+        let waiting: Vec<HostId> = self.ops.keys().copied().collect();
         for id in waiting {
             self.submit(id);
         }
@@ -155,7 +181,9 @@ impl World {
             return;
         }
         let now = self.stamp();
-        let Some(op) = self.ops.get_mut(&id).filter(|o| !o.done && o.sent_to == Some(from)) else { return };
+        let attempt = id;
+        let Some(id) = self.attempts.remove(&attempt) else { return };
+        let Some(op) = self.ops.get_mut(&id).filter(|o| o.attempt == Some(attempt)) else { return };
         if result.is_err_and(HostError::is_retryable) {
             op.sent_to = None;
             let client = &mut self.clients[op.client];
@@ -163,9 +191,7 @@ impl World {
             self.post(5 * MS, Event::Resubmit { id });
             return;
         }
-        op.done = true;
-        let op = op.clone();
-        self.ops.remove(&id);
+        let Some(op) = self.ops.remove(&id) else { return };
         self.clients[op.client].inflight -= 1;
         self.trace(|| format!("host {} hears of {}: {result:?} {data:?}", op.client, id.0));
         if result.is_err() {
@@ -175,6 +201,7 @@ impl World {
         for (i, block) in (op.lba..op.lba + u64::from(op.blocks)).enumerate() {
             if op.op.changes_blocks() {
                 self.history.write_ends(block, op.value, now);
+                op.ghosts.iter().for_each(|ghost| self.history.write_abandoned(block, *ghost, now));
             } else if op.op == Op::Read {
                 let Some(value) = data.as_ref().and_then(|d| d.get(i)) else {
                     return self.fail(format!("read {} was answered without data", id.0));
@@ -192,7 +219,8 @@ impl World {
             for _ in 0..2 {
                 let id = HostId(ZOMBIE + self.fresh_id());
                 let lba = self.rng.range(0, BLOCKS);
-                let body = ToEngine::Host { id, op: Op::Write { fua: false }, lba, blocks: 1, value: id.0 };
+                let conn = HostConn { client: CLIENTS, number: 0 };
+                let body = ToEngine::Host { conn, id, op: Op::Write { fua: false }, lba, blocks: 1, value: id.0 };
                 let delay = self.rng.range(0, 40 * MS);
                 self.post(delay, Event::Engine { to, body });
             }

@@ -6,7 +6,7 @@
 //!
 //! *When things fail.* A process that stopped or failed to open stays as it is until the manager starts a new one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mirror_core::{
     Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, OpenAction,
@@ -14,8 +14,10 @@ use mirror_core::{
 };
 
 use crate::faults::MS;
+use crate::model_bug::ModelBug;
 use crate::world::{
-    ConnId, ENGINES, EngineRef, Event, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id, replica_index,
+    ConnId, ENGINES, EngineRef, Event, HostConn, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id,
+    replica_index,
 };
 
 /// The lease of reads in a run: longer than the grace window, as in the product.
@@ -42,6 +44,20 @@ struct LegState {
     dropped: bool,
 }
 
+/// I/O on a leg that is not answered.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    leg: LegId,
+    payload: Payload,
+    sent: u64,
+}
+
+/// What a guest writes into the buffers of its commands that are under way, added to their numbers.
+const SCRIBBLE: u64 = 1 << 50;
+
+/// How long a replica may take to answer before its connection is ended.
+const IO_TIMEOUT_NS: u64 = 150 * MS;
+
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
     Promote,
@@ -65,7 +81,9 @@ pub(crate) struct Process {
     pub(crate) epoch: Epoch,
     legs: BTreeMap<LegId, LegState>,
     rpcs: BTreeMap<u64, Rpc>,
-    io: BTreeMap<IoId, (LegId, Payload)>,
+    io: BTreeMap<IoId, Flight>,
+    /// The newest connection of each host; what comes on an older one is not heard (rule 17).
+    hosts: BTreeMap<usize, u64>,
     host_data: BTreeMap<HostId, Vec<u64>>,
     host_values: BTreeMap<HostId, u64>,
     copy_data: Vec<Vec<u64>>,
@@ -134,6 +152,7 @@ impl World {
             legs: BTreeMap::new(),
             rpcs: BTreeMap::new(),
             io: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             host_data: BTreeMap::new(),
             host_values: BTreeMap::new(),
             copy_data: Vec::new(),
@@ -202,7 +221,7 @@ impl World {
             ToEngine::DropDone { leg } => {
                 if let Some(process) = self.process(to) {
                     process.legs.remove(&leg);
-                    process.io.retain(|_, (l, _)| *l != leg);
+                    process.io.retain(|_, flight| flight.leg != leg);
                 }
                 self.feed_core(to, Input::LegLost { leg, announced: false });
             }
@@ -212,7 +231,10 @@ impl World {
                 _ => {}
             },
             ToEngine::AgentStep => self.agent_step(to),
-            ToEngine::Host { id, op, lba, blocks, value } => {
+            ToEngine::Host { conn, id, op, lba, blocks, value } => {
+                if !self.admit_host(to, conn) {
+                    return; // Its connection has ended.
+                }
                 if let Some(process) = self.process(to) {
                     process.host_values.insert(id, value); // Captured once (rule 4).
                 }
@@ -229,6 +251,19 @@ impl World {
             }
             ToEngine::Close => self.feed_core(to, Input::Close),
         }
+    }
+
+    /// Rule 17: a host that comes on a new connection has left the old one. What still arrives there is dead.
+    fn admit_host(&mut self, me: EngineRef, conn: HostConn) -> bool {
+        let late = self.breaks(ModelBug::Rule17LateCommands);
+        let Some(process) = self.process(me) else { return false };
+        let newest = process.hosts.entry(conn.client).or_default();
+        let admitted = conn.number >= *newest;
+        *newest = conn.number.max(*newest);
+        if !admitted {
+            self.trace(|| format!("{me:?} hears a command of host {} on a connection that has ended", conn.client));
+        }
+        admitted || late
     }
 
     fn record_read(&mut self, me: EngineRef, result: Result<mirror_core::Config, mirror_core::RecordError>) {
@@ -422,7 +457,7 @@ impl World {
         let Some((leg, state)) = process.legs.iter_mut().find(|(_, l)| l.conn == Some(conn)) else { return };
         let leg = *leg;
         state.conn = None;
-        process.io.retain(|_, (l, _)| *l != leg);
+        process.io.retain(|_, flight| flight.leg != leg);
         if matches!(process.job, Job::Serving(_)) {
             self.feed_core(me, Input::LegLost { leg, announced: false });
             self.post(10 * MS, Event::Engine { to: me, body: ToEngine::Reattach { leg } });
@@ -437,7 +472,7 @@ impl World {
         if result == Err(LegError::Gone) {
             return self.conn_lost(me, conn);
         }
-        let Some((_, payload)) = process.io.remove(&io) else { return };
+        let Some(Flight { payload, .. }) = process.io.remove(&io) else { return };
         let result = result.map(|data| match payload {
             _ if data.is_empty() => {}
             Payload::Host(id) => {
@@ -452,6 +487,7 @@ impl World {
     /// Replicas without a leg are offered for rebuilding.
     fn agent_step(&mut self, me: EngineRef) {
         self.post(40 * MS, Event::Engine { to: me, body: ToEngine::AgentStep });
+        self.end_hung_legs(me);
         let Some(process) = self.process(me) else { return };
         if !matches!(process.job, Job::Serving(_)) {
             return;
@@ -465,6 +501,20 @@ impl World {
             if self.faults_over || self.rng.permille(500) {
                 self.ask_attach(me, replica, Purpose::Rejoin);
             }
+        }
+    }
+
+    /// Ends connections on which something was not answered in time.
+    fn end_hung_legs(&mut self, me: EngineRef) {
+        let now = self.now;
+        let Some(process) = self.process(me) else { return };
+        let hung = process.io.values().filter(|flight| flight.sent + IO_TIMEOUT_NS <= now);
+        let legs: BTreeSet<LegId> = hung.map(|flight| flight.leg).collect();
+        let conns = legs.iter().filter_map(|leg| process.legs.get(leg)).filter_map(|l| Some((l.conn?, l.replica)));
+        for (conn, replica) in conns.collect::<Vec<_>>() {
+            self.trace(|| format!("{me:?} ends {conn:?} to r{replica}: no answer"));
+            self.send_replica(me, replica, ToReplica::Close { conn });
+            self.conn_lost(me, conn);
         }
     }
 
@@ -542,10 +592,13 @@ impl World {
         payload: Payload,
     ) {
         let (lba, blocks) = (range.0, range.1 as usize);
-        let owner = self.arbiter.record.epoch;
+        let (owner, now) = (self.arbiter.record.epoch, self.now);
         let in_sync = |r: usize, w: &Self| w.arbiter.record.in_sync.contains(&replica_id(r));
+        // A guest writes to its buffer while the command is under way; what was captured does not change (rule 4).
+        let scribble = self.breaks(ModelBug::Rule04CaptureAgain) && self.rng.permille(20);
         let Some(process) = self.process(me) else { return };
         let value = match payload {
+            Payload::Host(id) if scribble => process.host_values.get(&id).map_or(0, |_| SCRIBBLE + id.0),
             Payload::Host(id) => process.host_values.get(&id).copied().unwrap_or(0),
             Payload::Copy(_) | Payload::None | Payload::Probe => 0,
         };
@@ -559,7 +612,7 @@ impl World {
         let Some(conn) = state.conn else {
             return self.fail(format!("the core sends to {leg:?}, which it was told is lost"));
         };
-        process.io.insert(io, (leg, payload));
+        process.io.insert(io, Flight { leg, payload, sent: now });
         let reads = op == mirror_core::Op::Read && payload != Payload::Probe;
         if reads && epoch == owner && !in_sync(state.replica, self) {
             return self

@@ -10,6 +10,7 @@
 //! - Every record that the arbiter accepts is a lawful successor: `S` never empty nor below its minimum, `k` rises,
 //!   the epoch never falls.
 //! - A replica outside the recorded `S` is never read from by the engine that owns the epoch.
+//! - A replica never admits an epoch below one that it admitted before.
 //! - An engine that was replaced acknowledges nothing that was given to it afterwards.
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
@@ -28,11 +29,13 @@ mod engine;
 mod faults;
 pub mod history;
 mod manager;
+mod model_bug;
 mod replica;
 mod rng;
 mod shrink;
 mod world;
 
 pub use faults::{Fault, FaultKind};
+pub use model_bug::ModelBug;
 pub use shrink::{Shrunk, shrink};
 pub use world::{Outcome, Scenario, run};

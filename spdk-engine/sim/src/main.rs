@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use engine_sim::{Outcome, Scenario, run, shrink};
+use engine_sim::{ModelBug, Outcome, Scenario, run, shrink};
 
 /// Runs the mirror core on simulated disks, networks, clocks and an arbiter.
 #[derive(Debug, Parser)]
@@ -26,18 +26,27 @@ struct Args {
     /// Go on after a seed that fails; only say which ones do, and how.
     #[arg(long)]
     keep_going: bool,
-    /// Break one rule on purpose, by the name of the switch.
+    /// Break one rule in the surroundings of the core on purpose, by the name of the switch.
+    #[arg(long, value_parser = parse_model_bug)]
+    model_bug: Option<ModelBug>,
+    /// Break one rule in the core on purpose, by the name of the switch.
     #[cfg(feature = "planted-bugs")]
     #[arg(long, value_parser = parse_bug)]
     bug: Option<mirror_core::PlantedBug>,
 }
 
+fn parse_model_bug(text: &str) -> Result<ModelBug, String> {
+    find_switch(ModelBug::ALL, text)
+}
+
 #[cfg(feature = "planted-bugs")]
 fn parse_bug(text: &str) -> Result<mirror_core::PlantedBug, String> {
-    let all = mirror_core::PlantedBug::ALL;
-    let names = || all.iter().map(|bug| format!("{bug:?}")).collect::<Vec<_>>().join(", ");
+    find_switch(mirror_core::PlantedBug::ALL, text)
+}
+
+fn find_switch<T: Copy + std::fmt::Debug>(all: &[T], text: &str) -> Result<T, String> {
     let found = all.iter().find(|bug| format!("{bug:?}") == text);
-    found.copied().ok_or_else(|| format!("{text:?} is not a switch: {} are allowed", names()))
+    found.copied().ok_or_else(|| format!("{text:?} is not a switch: {all:?} are allowed"))
 }
 
 fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
@@ -57,6 +66,7 @@ fn main() -> ExitCode {
         let scenario = Scenario {
             ops: args.ops,
             trace: args.trace,
+            model_bug: args.model_bug,
             #[cfg(feature = "planted-bugs")]
             bug: args.bug,
             ..Scenario::new(seed)

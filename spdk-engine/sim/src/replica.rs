@@ -5,6 +5,7 @@
 
 use mirror_core::{EngineInstance, Epoch, LegError, Op};
 
+use crate::model_bug::ModelBug;
 use crate::rng::Rng;
 use crate::world::{ConnId, EngineRef};
 
@@ -36,6 +37,8 @@ pub(crate) struct Replica {
     pub(crate) blocks: Vec<u64>,
     pub(crate) epoch: Epoch,
     pub(crate) instance: Option<EngineInstance>,
+    /// The highest epoch it ever admitted, whatever it remembers; for the check alone.
+    pub(crate) admitted_max: Epoch,
     /// Promoted since the last start.
     pub(crate) allowed: bool,
     pub(crate) session: Option<(ConnId, EngineRef)>,
@@ -63,6 +66,7 @@ impl Replica {
             blocks: vec![0; blocks],
             epoch: Epoch(0),
             instance: None,
+            admitted_max: Epoch(0),
             allowed: false,
             session: None,
             disk: Vec::new(),
@@ -88,7 +92,14 @@ impl Replica {
     }
 
     /// Executes an I/O whose time on the disk is over.
-    pub(crate) fn execute(&mut self, io: &DiskIo, now: u64, rng: &mut Rng) -> Result<Vec<u64>, LegError> {
+    pub(crate) fn execute(
+        &mut self,
+        io: &DiskIo,
+        now: u64,
+        bug: Option<ModelBug>,
+        rng: &mut Rng,
+    ) -> Result<Vec<u64>, LegError> {
+        let hints = bug == Some(ModelBug::Rule05UnmapIsAHint);
         let (from, to) = (usize::try_from(io.lba).unwrap_or(0), usize::try_from(io.lba).unwrap_or(0) + io.data.len());
         match io.op {
             Op::Read if now < self.read_errors_until => Err(LegError::Media),
@@ -103,7 +114,7 @@ impl Replica {
                     None
                 };
                 // A write that fails may have been done in part.
-                self.store(from, &io.data, error.is_some(), rng);
+                self.store(from, &io.data, error.is_some() || (hints && io.op == Op::Unmap), rng);
                 error.map_or(Ok(Vec::new()), Err)
             }
         }

@@ -20,6 +20,7 @@ use crate::engine::Node;
 use crate::faults::{Fault, FaultKind, MS, draw};
 use crate::history::{FIRST_STAMP, History, Stamp};
 use crate::manager::Manager;
+use crate::model_bug::ModelBug;
 use crate::replica::{Admission, Attach, DiskIo, Replica};
 use crate::rng::Rng;
 
@@ -47,6 +48,8 @@ pub struct Scenario {
     pub until_ns: u64,
     /// Print one line per event.
     pub trace: bool,
+    /// Rule that the surroundings of the core break on purpose.
+    pub model_bug: Option<ModelBug>,
     /// Rule to break on purpose.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<mirror_core::PlantedBug>,
@@ -62,6 +65,7 @@ impl Scenario {
             faults: None,
             until_ns: 2_500 * MS,
             trace: false,
+            model_bug: None,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -102,6 +106,13 @@ pub(crate) struct EngineRef {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConnId(pub(crate) u64);
 
+/// A connection of a host to an engine. A higher number replaces a lower one of the same host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HostConn {
+    pub(crate) client: usize,
+    pub(crate) number: u64,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) enum ToReplica {
     Attach { rpc: u64, conn: Option<ConnId>, epoch: Epoch, instance: EngineInstance },
@@ -128,7 +139,7 @@ pub(crate) enum ToEngine {
     DropDone { leg: LegId },
     Tick,
     AgentStep,
-    Host { id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
+    Host { conn: HostConn, id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
     Remove { replica: usize },
     Close,
 }
@@ -219,6 +230,8 @@ pub(crate) struct World {
     /// Commands that a host keeps in flight.
     pub(crate) depth: usize,
     pub(crate) ops: BTreeMap<HostId, ClientOp>,
+    /// The command that each attempt belongs to.
+    pub(crate) attempts: BTreeMap<HostId, HostId>,
     pub(crate) manager: Manager,
     pub(crate) history: History,
     pub(crate) outcome: Outcome,
@@ -276,7 +289,7 @@ impl World {
         let faults = scenario
             .faults
             .clone()
-            .unwrap_or_else(|| draw(&mut fault_rng, count, scenario.until_ns, ENGINES, REPLICAS));
+            .unwrap_or_else(|| draw(&mut fault_rng, count, scenario.until_ns, (ENGINES, REPLICAS, CLIENTS)));
         let clients = (0..CLIENTS).map(|_| Client::default()).collect();
         let mut world = Self {
             now: 0,
@@ -291,6 +304,7 @@ impl World {
             clients,
             depth,
             ops: BTreeMap::new(),
+            attempts: BTreeMap::new(),
             manager: Manager::default(),
             history: History::default(),
             outcome: Outcome { faults: faults.clone(), ..Outcome::default() },
@@ -442,6 +456,11 @@ impl World {
                         self.send_engine(from, r, ToEngine::Attached { rpc, admitted: false });
                     }
                     Admission::Draining => {
+                        let newest = self.replicas[r].admitted_max.max(epoch);
+                        self.replicas[r].admitted_max = newest;
+                        if epoch < newest {
+                            return self.fail(format!("r{r} admits epoch {epoch} after it was promoted to {newest}"));
+                        }
                         self.trace(|| format!("r{r} admits {instance} of epoch {epoch}, conn {conn:?}"));
                         if let Some((old_conn, owner)) = old {
                             self.lose_conn(owner, old_conn);
@@ -472,9 +491,13 @@ impl World {
         }
     }
 
+    pub(crate) fn breaks(&self, bug: ModelBug) -> bool {
+        self.scenario.model_bug == Some(bug)
+    }
+
     /// Grants requests for a session when the disk has finished what older ones gave it. The last one wins.
     fn finish_attach(&mut self, r: usize) {
-        if !self.replicas[r].disk.is_empty() {
+        if !self.replicas[r].disk.is_empty() && !self.breaks(ModelBug::Rule13NoDrain) {
             return;
         }
         for attach in std::mem::take(&mut self.replicas[r].attaching) {
@@ -492,7 +515,7 @@ impl World {
             return;
         }
         let io = self.replicas[r].disk.swap_remove(at);
-        let result = self.replicas[r].execute(&io, self.now, &mut self.rng);
+        let result = self.replicas[r].execute(&io, self.now, self.scenario.model_bug, &mut self.rng);
         self.trace(|| {
             format!("r{r} {:?} {}+{} of {:?}: {result:?} {:?}", io.op, io.lba, io.data.len(), io.from, io.data)
         });
@@ -534,6 +557,7 @@ impl World {
             FaultKind::ReplicaCrash(r) => self.crash_replica(r, fault.for_ns),
             FaultKind::Cut(e, r) => self.cut_until[e][r] = until,
             FaultKind::CutAll(e) => self.cut_until[e] = [until; REPLICAS],
+            FaultKind::HostBreak(client) => self.break_host(client),
             FaultKind::Partition(r) => self.part_active(r, until),
             FaultKind::Break(r) => {
                 if let Some((conn, owner)) = self.replicas[r].session.take() {
@@ -581,6 +605,10 @@ impl World {
         }
         let rng = &mut self.rng;
         self.replicas[r].crash(rng);
+        if self.breaks(ModelBug::Rule14EpochForgotten) {
+            self.replicas[r].epoch = Epoch(0);
+            self.replicas[r].instance = None;
+        }
         self.post(for_ns, Event::ReplicaUp { replica: r });
     }
 

@@ -1,19 +1,36 @@
 //! Each rule that is broken on purpose is noticed within 20 000 seeds. A simulator that cannot fail proves nothing.
 
-use engine_sim::{Scenario, run, shrink};
+use engine_sim::{ModelBug, Scenario, run, shrink};
 use mirror_core::PlantedBug;
 
 const SEEDS: u64 = 20_000;
 
-fn first_failure(bug: PlantedBug) -> Option<(u64, Scenario, engine_sim::Outcome)> {
+/// A switch of the core or of what is around it.
+trait Switch: std::fmt::Debug + Copy {
+    fn plant(self, scenario: Scenario) -> Scenario;
+}
+
+impl Switch for PlantedBug {
+    fn plant(self, scenario: Scenario) -> Scenario {
+        Scenario { bug: Some(self), ..scenario }
+    }
+}
+
+impl Switch for ModelBug {
+    fn plant(self, scenario: Scenario) -> Scenario {
+        Scenario { model_bug: Some(self), ..scenario }
+    }
+}
+
+fn first_failure(bug: impl Switch) -> Option<(u64, Scenario, engine_sim::Outcome)> {
     (0..SEEDS).find_map(|seed| {
-        let scenario = Scenario { bug: Some(bug), ..Scenario::new(seed) };
+        let scenario = bug.plant(Scenario::new(seed));
         let outcome = run(&scenario);
         outcome.violation.is_some().then_some((seed, scenario, outcome))
     })
 }
 
-fn is_found(bug: PlantedBug, by: &[&str]) {
+fn is_found(bug: impl Switch, by: &[&str]) {
     let found = first_failure(bug);
     assert!(found.is_some(), "{bug:?} is not noticed within {SEEDS} seeds");
     if let Some((seed, _, outcome)) = found {
@@ -41,6 +58,16 @@ fn rule_03_reads_that_do_not_wait_are_found() {
 }
 
 #[test]
+fn rule_04_capturing_the_payload_again_is_found() {
+    is_found(ModelBug::Rule04CaptureAgain, HISTORY);
+}
+
+#[test]
+fn rule_05_holes_that_keep_old_data_are_found() {
+    is_found(ModelBug::Rule05UnmapIsAHint, HISTORY);
+}
+
+#[test]
 fn rule_06_acknowledging_before_the_swap_is_found() {
     is_found(PlantedBug::Rule06AckBeforeSwap, HISTORY);
 }
@@ -64,6 +91,16 @@ fn rule_13_going_on_when_fenced_is_found() {
 }
 
 #[test]
+fn rule_13_a_ghost_write_of_a_session_that_was_not_drained_is_found() {
+    is_found(ModelBug::Rule13NoDrain, HISTORY);
+}
+
+#[test]
+fn rule_14_an_epoch_that_a_restart_forgets_is_found() {
+    is_found(ModelBug::Rule14EpochForgotten, &["after it was promoted to"]);
+}
+
+#[test]
 fn rule_15_keeping_members_that_were_not_promoted_is_found() {
     is_found(PlantedBug::Rule15OpenKeepsUnpromoted, &["a write was lost", "differ after a clean close", "unlawful"]);
 }
@@ -76,6 +113,11 @@ fn rule_16_reading_without_the_members_confirmation_is_found() {
 #[test]
 fn rule_16_starting_before_the_old_lease_is_over_is_found() {
     is_found(PlantedBug::Rule16NoWait, &["a read was stale"]);
+}
+
+#[test]
+fn rule_17_late_commands_of_a_connection_that_was_replaced_are_found() {
+    is_found(ModelBug::Rule17LateCommands, HISTORY);
 }
 
 #[test]
