@@ -59,6 +59,7 @@ mod open;
 pub mod opener;
 pub mod overlap;
 mod rebuild;
+pub mod recover;
 mod repair;
 
 pub use crate::config::{

@@ -41,6 +41,9 @@ fn is_found(bug: impl Switch, by: &[&str]) {
 }
 
 const HISTORY: &[&str] = &["a write was lost", "nobody wrote", "differ after a clean close"];
+/// Acknowledging what it must not can also be seen on an engine that was replaced.
+const HISTORY_OR_OLD: &[&str] =
+    &["a write was lost", "nobody wrote", "differ after a clean close", "was replaced and acknowledged"];
 
 #[test]
 fn rule_01_acknowledging_too_early_is_found() {
@@ -69,14 +72,14 @@ fn rule_05_holes_that_keep_old_data_are_found() {
 
 #[test]
 fn rule_06_acknowledging_before_the_swap_is_found() {
-    is_found(PlantedBug::Rule06AckBeforeSwap, HISTORY);
+    is_found(PlantedBug::Rule06AckBeforeSwap, HISTORY_OR_OLD);
 }
 
 #[test]
 fn rule_07_assuming_an_outcome_is_found() {
     is_found(
         PlantedBug::Rule07AssumeCommitted,
-        &["a write was lost", "is not in the recorded in-sync set", "unlawful"],
+        &["a write was lost", "is not in the recorded in-sync set", "unlawful", "was replaced and acknowledged"],
     );
 }
 
