@@ -90,10 +90,16 @@ pub enum PlantedBug {
     Rule03ReadsDoNotWait,
     /// Acknowledgements do not wait for the swap that removes a failed member.
     Rule06AckBeforeSwap,
+    /// Strict mode lets members leave although too few would stay.
+    Rule06StrictShrinks,
     /// A swap of unknown outcome is taken for committed.
     Rule07AssumeCommitted,
+    /// `k` stays as it is when a set changes.
+    Rule08SameNumber,
     /// A joiner gets no writes before it is a member.
     Rule10JoinWithoutMirroring,
+    /// An engine that lost all members ejects all but one.
+    Rule12EjectAlthoughSuspect,
     /// "Fenced" is taken for success.
     Rule13FencedCountsAsDone,
     /// Members that were not promoted stay in `S` when the volume is opened.
@@ -112,8 +118,11 @@ impl PlantedBug {
         Self::Rule02NoOverlapOrder,
         Self::Rule03ReadsDoNotWait,
         Self::Rule06AckBeforeSwap,
+        Self::Rule06StrictShrinks,
         Self::Rule07AssumeCommitted,
+        Self::Rule08SameNumber,
         Self::Rule10JoinWithoutMirroring,
+        Self::Rule12EjectAlthoughSuspect,
         Self::Rule13FencedCountsAsDone,
         Self::Rule15OpenKeepsUnpromoted,
         Self::Rule16NoReadGate,

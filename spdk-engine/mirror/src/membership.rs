@@ -148,7 +148,32 @@ impl Core {
     /// How many members may leave by the record.
     fn may_leave(&self) -> usize {
         let config = &self.gate.config;
-        config.in_sync.len().saturating_sub(config.members_min())
+        let min = if self.bends_strict() { 1 } else { config.members_min() };
+        config.in_sync.len().saturating_sub(min)
+    }
+
+    /// Rule 12 broken on purpose: an engine that lost everybody ejects them.
+    fn bends_suspicion(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule12EjectAlthoughSuspect)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
+    }
+
+    /// Rule 6 broken on purpose: strict mode shrinks below its minimum.
+    fn bends_strict(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule06StrictShrinks)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
     }
 
     /// One more member may be marked to leave.
@@ -167,7 +192,7 @@ impl Core {
         for id in self.legs.mask(|l| !l.is_up() && !l.is_failed()).iter() {
             let expired = self.grace_end(id).is_some_and(|end| end <= now);
             let member = members.contains(id);
-            if !expired || (member && self.all_lost) {
+            if !expired || (member && self.all_lost && !self.bends_suspicion()) {
                 continue;
             }
             if member && !self.may_shrink() {
@@ -229,6 +254,10 @@ impl Core {
 
     fn next_config(&self) -> Config {
         let mut next = self.gate.config.clone();
+        #[cfg(feature = "planted-bugs")]
+        if self.options.bug == Some(crate::PlantedBug::Rule08SameNumber) {
+            return next;
+        }
         next.config_number = next.config_number.next();
         next
     }

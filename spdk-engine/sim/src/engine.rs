@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mirror_core::{
     Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, OpenAction,
-    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, SwapOutcome, VolumeId,
+    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, SwapOutcome, SwapReason, VolumeId,
 };
 
 use crate::faults::MS;
@@ -89,6 +89,8 @@ pub(crate) struct Process {
     copy_data: Vec<Vec<u64>>,
     /// Swaps that wait for an answer, with the moment the runner gives up on them.
     swaps: BTreeMap<mirror_core::SwapId, u64>,
+    /// It serves and reaches nobody, and no swap was under way when that began: it must not eject anybody (rule 12).
+    alone: bool,
     reading: bool,
 }
 
@@ -157,6 +159,7 @@ impl World {
             host_values: BTreeMap::new(),
             copy_data: Vec::new(),
             swaps: BTreeMap::new(),
+            alone: false,
             reading: false,
         };
         self.nodes[node].process = Some(process);
@@ -417,6 +420,7 @@ impl World {
                 match admitted {
                     Some(true) => {
                         state.conn = conn;
+                        process.alone = false;
                         if connect {
                             self.feed_opener(me, OpenInput::Connected { leg, up: true });
                         } else {
@@ -457,6 +461,8 @@ impl World {
         let Some((leg, state)) = process.legs.iter_mut().find(|(_, l)| l.conn == Some(conn)) else { return };
         let leg = *leg;
         state.conn = None;
+        let swapping = matches!(&process.job, Job::Serving(core) if core.status().swapping);
+        process.alone = !swapping && process.legs.values().all(|l| l.conn.is_none());
         process.io.retain(|_, flight| flight.leg != leg);
         if matches!(process.job, Job::Serving(_)) {
             self.feed_core(me, Input::LegLost { leg, announced: false });
@@ -538,6 +544,9 @@ impl World {
             }
             Action::Swap { swap, expect, next, reason } => {
                 self.trace(|| format!("{me:?} asks to swap: {reason:?}"));
+                if reason == SwapReason::Leave && self.process(me).is_some_and(|p| p.alone) {
+                    return self.fail(format!("{me:?} ejects members although it reaches none itself"));
+                }
                 self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
             }
             Action::WakeAt { at } => self.post_at(at.max(self.now), Event::Engine { to: me, body: ToEngine::Tick }),

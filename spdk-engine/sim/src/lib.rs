@@ -10,6 +10,7 @@
 //! - Every record that the arbiter accepts is a lawful successor: `S` never empty nor below its minimum, `k` rises,
 //!   the epoch never falls.
 //! - A replica outside the recorded `S` is never read from by the engine that owns the epoch.
+//! - An engine that reaches no replica ejects none.
 //! - A replica never admits an epoch below one that it admitted before.
 //! - An engine that was replaced acknowledges nothing that was given to it afterwards.
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close

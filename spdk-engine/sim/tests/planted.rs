@@ -76,6 +76,11 @@ fn rule_06_acknowledging_before_the_swap_is_found() {
 }
 
 #[test]
+fn rule_06_a_strict_set_below_its_minimum_is_found() {
+    is_found(PlantedBug::Rule06StrictShrinks, &["unlawful"]);
+}
+
+#[test]
 fn rule_07_assuming_an_outcome_is_found() {
     is_found(
         PlantedBug::Rule07AssumeCommitted,
@@ -84,8 +89,18 @@ fn rule_07_assuming_an_outcome_is_found() {
 }
 
 #[test]
+fn rule_08_a_number_used_twice_is_found() {
+    is_found(PlantedBug::Rule08SameNumber, &["unlawful"]);
+}
+
+#[test]
 fn rule_10_joining_without_mirroring_is_found() {
     is_found(PlantedBug::Rule10JoinWithoutMirroring, HISTORY);
+}
+
+#[test]
+fn rule_12_ejecting_everybody_when_alone_is_found() {
+    is_found(PlantedBug::Rule12EjectAlthoughSuspect, &["although it reaches none itself"]);
 }
 
 #[test]
