@@ -8,8 +8,8 @@
 
 use std::cell::Cell;
 use std::io::Write as _;
-use std::net::SocketAddr;
-use std::thread;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use addax_perf::plane::procfs;
@@ -156,31 +156,68 @@ fn a_host_that_does_not_read_its_answers_holds_no_large_io_up() {
     beside_slow_readers(&[("128k", "randread"), ("128k", "randwrite")]);
 }
 
-/// Checks one kind of load beside a device that takes 0.2 s for each I/O and has as much to do as four hosts of the usual
-/// depth want to have in flight.
+/// A host that keeps its queues full and hardly costs a processor: its threads wait in the kernel.
+struct FullQueues {
+    _host: Host,
+    sockets: Vec<TcpStream>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl FullQueues {
+    fn start(target: SocketAddr, volume: &str, host: &str, blocks: u32, write: bool) -> Self {
+        let host = Host::connect(target, names(volume, host), 0).unwrap();
+        let (mut sockets, mut threads) = (Vec::new(), Vec::new());
+        for qid in 1..=4 {
+            let queue = host.io_queue(qid, 128).unwrap();
+            sockets.push(queue.stream().try_clone().unwrap());
+            threads.push(thread::spawn(move || Self::keep_full(queue, blocks, write)));
+        }
+        Self { _host: host, sockets, threads }
+    }
+
+    /// Until the connection is shut down.
+    fn keep_full(mut queue: Queue, blocks: u32, write: bool) {
+        let data = vec![0x5a; if write { blocks as usize * 4096 } else { 0 }];
+        let command = if write { Queue::write_command } else { Queue::read_command }(0, blocks, 4096);
+        let begin = |queue: &mut Queue| queue.send(command, &data).is_ok();
+        if (0..127).all(|_| begin(&mut queue)) {
+            while queue.wait().is_ok_and(|done| done.status().is_success()) && begin(&mut queue) {}
+        }
+    }
+}
+
+impl Drop for FullQueues {
+    fn drop(&mut self) {
+        // One that has ended already has nothing to shut down.
+        self.sockets.iter().for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// Checks one kind of load beside a device that takes a second for each I/O and has as much to do as four queues of the
+/// usual depth can have in flight.
 fn beside_a_slow_device(block: &str, rw: &str) {
     let engine = Engine::start(&["-m", "0x1"]).unwrap();
     let port = free_port().unwrap();
-    let slow = slow_volume(&engine, "slow", port, 200_000);
+    let slow = slow_volume(&engine, "slow", port, 1_000_000);
     let other = null_volume(&engine, "other", port);
     let what = format!("slow device, {rw} of {block}");
-    let shape = ["--rw", rw, "--bs", block, "--qd", "127", "--connections", "4"];
+    let bytes = addax_perf::units::parse_size(block).unwrap();
     let turn = Cell::new(0);
     let disturb = || {
         // Another host each time: one that comes back while its I/O is still on its way is told to wait.
-        let host = format!("nqn.2026-11.io.addax:host:{}", turn.replace(turn.get() + 1));
-        let load =
-            Load::start(slow, &nqn("slow"), &[&shape[..], &["--time", "1h", "--host-nqn", &host]].concat()).unwrap();
+        let host = format!("full-{}", turn.replace(turn.get() + 1));
+        let full = FullQueues::start(slow, "slow", &host, (bytes / 4096) as u32, rw == "randwrite");
         thread::sleep(Duration::from_millis(500));
-        load
+        full
     };
     keeps_its_share(&what, &engine, || count(other, "other", block, rw), disturb);
     say(&format!("{what}: {} MiB resident", rss(&engine) / MIB));
     assert!(rss(&engine) < DISTURBED_RSS, "{what}: {} MiB are resident", rss(&engine) / MIB);
     // What it was given it does, in its own time; for another host, since the last one's I/O may still be on its way.
-    let amount = (2048 * addax_perf::units::parse_size(block).unwrap()).to_string();
-    let amount = ["--size", &amount, "--host-nqn", "nqn.2026-11.io.addax:host:second"];
-    let load = Load::start(slow, &nqn("slow"), &[&shape[..], &amount].concat()).unwrap();
+    let shape = ["--rw", rw, "--bs", block, "--qd", "127", "--connections", "4", "--size", &(2048 * bytes).to_string()];
+    let host = ["--host-nqn", "nqn.2026-11.io.addax:host:second"];
+    let load = Load::start(slow, &nqn("slow"), &[&shape[..], &host].concat()).unwrap();
     let done = load.finish().unwrap();
     assert_eq!((done.errors, done.ios), (0, 2048), "{}", done.report);
 }
