@@ -2,9 +2,10 @@
 //!
 //! *What it is.* The slab of live commands and their life:
 //! ```text
-//! Waiting (for the range lock) ─▶ Running ─▶ answered
-//!                                    ├─▶ Repairing (failed write: the range is made equal) ─▶ answered
-//!                                    └─▶ Confirming (read: the members confirm the lease) ─▶ answered
+//! Waiting (for the range lock) ◀─▶ Parked, Marking (see `marks`)
+//!    └─▶ Running ─▶ answered
+//!           ├─▶ Repairing (failed write: the range is made equal) ─▶ answered
+//!           └─▶ Confirming (read: the members confirm the lease) ─▶ answered
 //! ```
 //! A running change or flush keeps four sets of legs: `need` (whom it was meant for), `sent` (in flight), `ok` and
 //! `failed`. It is acknowledged when `need ∩ expected ⊆ ok`, where `expected` is the core's current set of required
@@ -23,6 +24,10 @@ use crate::overlap::{LockKey, LockKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Free,
+    /// Touches an inherited region.
+    Parked,
+    /// Waits until the bits of its regions are durable.
+    Marking,
     Waiting,
     Running,
     Repairing,
@@ -50,6 +55,8 @@ pub(crate) struct HostOp {
     pub(crate) hold_until: Nanos,
     /// Its lock is settled: copies may have read its range, so it can no longer be undone by a repair.
     pub(crate) settled: bool,
+    /// It counts as a write of its regions.
+    pub(crate) marked: bool,
 }
 
 /// The live commands.
@@ -89,6 +96,18 @@ impl HostOps {
         self.slots.get_mut(slot as usize).filter(|o| o.stage != Stage::Free)
     }
 
+    pub(crate) fn set_stage(&mut self, slot: u32, stage: Stage) {
+        if let Some(op) = self.get_mut(slot) {
+            op.stage = stage;
+        }
+    }
+
+    pub(crate) fn set_marked(&mut self, slot: u32) {
+        if let Some(op) = self.get_mut(slot) {
+            op.marked = true;
+        }
+    }
+
     fn insert(&mut self, id: HostId, op: Op, lba: u64, blocks: u32) -> u32 {
         let fresh = HostOp {
             id,
@@ -106,6 +125,7 @@ impl HostOps {
             error: None,
             hold_until: Nanos::MAX,
             settled: false,
+            marked: false,
         };
         if let Some(slot) = self.free.pop() {
             let generation = self.slots[slot as usize].generation.wrapping_add(1);
@@ -184,6 +204,9 @@ impl Core {
 
     /// Its range is its own now: send it.
     pub(crate) fn start_host(&mut self, slot: u32, out: &mut Vec<Action>) {
+        if self.wib.is_some() && !self.enter_regions(slot) {
+            return;
+        }
         let expected = self.expected;
         let Some(op) = self.host.get_mut(slot).filter(|o| o.stage == Stage::Waiting) else { return };
         op.stage = Stage::Running;
@@ -279,6 +302,9 @@ impl Core {
         }
         let missing = op.need.and(self.expected).without(op.ok);
         if missing.is_empty() || self.bends_ack_first(&op) {
+            if !self.meta.carried {
+                return; // Rule 6: the members carry the record first.
+            }
             // `need ∩ expected` cannot be empty here: S never is, and its legs stay expected.
             self.answer(slot, Ok(()), out);
             return;
@@ -337,6 +363,9 @@ impl Core {
         if let Some(op) = self.host.remove(slot) {
             self.lease.held -= usize::from(op.stage == Stage::Confirming);
             out.push(Action::HostDone { id: op.id, result });
+            if op.marked {
+                self.unmark(op.lba, op.blocks);
+            }
             if let Some(key) = op.lock {
                 self.release_lock(key);
             }

@@ -17,6 +17,7 @@
 use crate::LEGS_MAX;
 use crate::config::ReplicaId;
 use crate::events::{CopySlot, DropReason, IoId, LegId, Nanos};
+use crate::legmeta::LegMeta;
 
 /// A set of legs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,6 +115,8 @@ pub(crate) struct Leg {
     pub(crate) confirmed: Option<Nanos>,
     /// A probe is in flight.
     pub(crate) probing: bool,
+    /// Its meta area, when it has one and the volume uses them.
+    pub(crate) meta: Option<Box<LegMeta>>,
 }
 
 impl Leg {
@@ -133,6 +136,7 @@ impl Leg {
             inflight: 0,
             confirmed: None,
             probing: false,
+            meta: None,
         }
     }
 
@@ -259,6 +263,23 @@ pub(crate) enum Owner {
     CloseFlush,
     /// A question whether the session still holds.
     Probe,
+    /// The flush before live bits clear.
+    ClearFlush,
+    /// An inherited region that is being made equal.
+    Region { slot: u32 },
+    /// The meta area.
+    Meta(MetaPart),
+}
+
+/// Which part of a meta area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetaPart {
+    /// Reads the superblock slots.
+    Read,
+    /// Writes a superblock.
+    Superblock,
+    /// Writes bitmap blocks.
+    Bits { first: u32, count: u32 },
 }
 
 /// One I/O in flight.

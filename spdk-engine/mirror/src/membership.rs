@@ -22,6 +22,7 @@ use crate::config::{Config, ReplicaId};
 use crate::core::{Core, Life};
 use crate::events::{Action, DropReason, Event, LegId, Nanos, StopReason, SwapId, SwapOutcome, SwapReason};
 use crate::gate::Verdict;
+use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Link, Role};
 
 impl Core {
@@ -68,6 +69,7 @@ impl Core {
         self.mark_lost(now, id, false, out);
         self.fail_inflight(id, out);
         let asked = self.leave_is_asked(id);
+        self.meta.pump = true;
         let Some(leg) = self.legs.get_mut(id) else { return };
         leg.link = Link::Up;
         if leg.eject == Some(DropReason::Lost) && !asked {
@@ -123,8 +125,17 @@ impl Core {
         true
     }
 
-    pub(crate) fn apply_add_leg(&mut self, leg: LegId, replica: ReplicaId, local: bool, out: &mut Vec<Action>) {
-        let fresh = Leg::new(leg, replica, local, Role::Announced, Link::Up);
+    pub(crate) fn apply_add_leg(
+        &mut self,
+        leg: LegId,
+        replica: ReplicaId,
+        (local, meta): (bool, bool),
+        out: &mut Vec<Action>,
+    ) {
+        let mut fresh = Leg::new(leg, replica, local, Role::Announced, Link::Up);
+        if let Some(wib) = self.wib.as_ref().filter(|_| meta) {
+            fresh.meta = Some(Box::new(LegMeta::new(wib.geometry.bits_blocks())));
+        }
         let member = self.gate.requires(&fresh.replica);
         if self.life != Life::Running || member || !self.legs.insert(fresh) {
             out.push(Action::LegDrop { leg, reason: DropReason::Refused });
@@ -219,7 +230,8 @@ impl Core {
     pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let swap = self.gate.pending.as_ref().and_then(|s| s.retry_at);
         let lost = self.legs.iter().filter(|l| !l.is_failed()).filter_map(|l| self.grace_end(l.id));
-        lost.chain(swap).chain(self.lease_deadline()).filter(|at| *at > now).min()
+        let later = self.lease_deadline().into_iter().chain(self.marks.look_at);
+        lost.chain(swap).chain(later).filter(|at| *at > now).min()
     }
 
     /// Asks for the next swap, or again for the one that is not settled.
@@ -298,7 +310,7 @@ impl Core {
 
     /// Rule 10: only legs that are copied, flushed and whose answers are required already.
     fn plan_join(&self) -> Option<(Config, SwapReason)> {
-        let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up();
+        let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up() && self.may_join(l);
         if self.life != Life::Running || !self.legs.iter().any(|l| ready(&l)) {
             return None;
         }
@@ -353,6 +365,8 @@ impl Core {
         self.host.forget_leg(id);
         self.copies.forget_leg(id);
         self.repairs.forget_leg(id);
+        self.regions.forget_leg(id);
+        self.forget_flushed(id);
         self.legs.reap(id);
         self.update_expected();
     }
@@ -396,6 +410,7 @@ impl Core {
             }
         }
         self.update_expected();
+        self.meta.outdate();
         out.push(Action::Event(Event::ConfigChanged { config }));
         if reason == SwapReason::Close {
             self.closed(out);

@@ -135,7 +135,12 @@ impl Any {
             }
             Step::Add { leg, name } => {
                 let names = ["a", "b", "c", "d", "e"];
-                Input::AddLeg { leg: LegId(leg), replica: replica(names[usize::from(name)]), local: false }
+                Input::AddLeg {
+                    leg: LegId(leg),
+                    replica: replica(names[usize::from(name)]),
+                    local: false,
+                    meta: name % 2 == 0,
+                }
             }
             Step::Remove(leg) => Input::RemoveLeg { leg: LegId(leg) },
             Step::Pass(ms) => {

@@ -3,16 +3,22 @@
 
 mod common;
 
-use common::{MS, config, replica, set};
+use std::sync::Arc;
+
+use common::{BLOCKS, MS, REGION, config, regions, replica, set};
+use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock, encode_bits};
 use mirror_core::{
-    Config, ConfigNumber, EngineInstance, Epoch, LegId, Lineage, OpenAction, OpenError, OpenEvent, OpenInput,
-    OpenParams, OpenWaits, Opener, OpenerParams, Options, PromoteError, RecordError, SwapId, SwapOutcome, VolumeId,
+    Config, ConfigNumber, EngineInstance, Epoch, LegId, Lineage, MetaUnreadable, OpenAction, OpenError, OpenEvent,
+    OpenInput, OpenParams, OpenWaits, Opener, OpenerParams, Options, PromoteError, RaisedInVain, RecordError,
+    ReplicaFacts, SwapId, SwapOutcome, VolumeId,
 };
 
 struct Bench {
     opener: Opener,
     now: u64,
     out: Vec<OpenAction>,
+    /// Replicas say that they have a meta area.
+    meta: bool,
 }
 
 impl Bench {
@@ -21,6 +27,11 @@ impl Bench {
     }
 
     fn with(old_engine_dead: bool) -> Self {
+        Self::told(old_engine_dead, None)
+    }
+
+    /// Told what the last attempt left behind.
+    fn told(old_engine_dead: bool, in_vain: Option<RaisedInVain>) -> Self {
         let params = OpenerParams {
             volume: VolumeId::new("v").unwrap(),
             block_size: 512,
@@ -28,10 +39,11 @@ impl Bench {
             lineage: Some(Lineage::new("l").unwrap()),
             local: [replica("b")].into(),
             old_engine_dead,
-            options: Options::default(),
+            in_vain,
+            options: Options { region_blocks: REGION, ..Options::default() },
             waits: OpenWaits::default(),
         };
-        let mut bench = Self { opener: Opener::new(params), now: 1, out: Vec::new() };
+        let mut bench = Self { opener: Opener::new(params), now: 1, out: Vec::new(), meta: false };
         bench.input(OpenInput::Start);
         assert_eq!(bench.out[0], OpenAction::ReadRecord);
         bench
@@ -67,6 +79,7 @@ impl Bench {
     }
 
     fn promoted(&mut self, name: &str, result: Result<(), PromoteError>) {
+        let result = result.map(|()| ReplicaFacts { meta: self.meta });
         self.input(OpenInput::Promoted { replica: replica(name), result });
     }
 
@@ -87,6 +100,10 @@ impl Bench {
 
     /// Connects every leg that is asked for, then returns what the core gets.
     fn connect(&mut self) -> OpenParams {
+        self.connect_all().unwrap()
+    }
+
+    fn connect_all(&mut self) -> Option<OpenParams> {
         let legs: Vec<LegId> = self
             .out
             .iter()
@@ -99,7 +116,21 @@ impl Bench {
         for leg in legs {
             self.input(OpenInput::Connected { leg, up: true });
         }
-        self.ready().unwrap()
+        self.ready()
+    }
+
+    /// The promotes are over.
+    fn goes_on(&self) -> bool {
+        self.out.iter().any(|a| matches!(a, OpenAction::Connect { .. }))
+    }
+
+    /// How many meta areas are asked for.
+    fn bits_asked(&self) -> usize {
+        self.out.iter().filter(|a| matches!(a, OpenAction::ReadMeta { .. })).count()
+    }
+
+    fn bits(&mut self, leg: u32, result: Result<Arc<[u8]>, MetaUnreadable>) {
+        self.input(OpenInput::MetaRead { leg: LegId(leg), result });
     }
 
     fn ready(&self) -> Option<OpenParams> {
@@ -156,9 +187,11 @@ fn rule_15_members_not_promoted_leave_by_cas_before_anything_is_served() {
     b.advance(1_999 * MS);
     assert!(b.asked().is_none() && b.ready().is_none());
     b.advance(MS);
+    let ready = b.connect_all();
+    assert!(ready.is_none(), "the swap comes first");
     let (_, next) = b.asked().unwrap();
     assert_eq!((next.in_sync, next.config_number), (set(&["a", "c"]), ConfigNumber(11)));
-    let waits = b.out.iter().all(|a| !matches!(a, OpenAction::Connect { .. } | OpenAction::Ready(_)));
+    let waits = b.out.iter().all(|a| !matches!(a, OpenAction::Ready(_)));
     assert!(waits, "the swap comes first");
 }
 
@@ -180,6 +213,7 @@ fn after_an_unclean_stop_one_member_is_the_source_and_the_others_are_rebuilt() {
     for name in ["d", "a", "b", "c"] {
         b.promoted(name, Ok(()));
     }
+    assert!(b.connect_all().is_none());
     let (_, next) = b.asked().unwrap();
     assert_eq!(
         (&next.in_sync, &next.rebuilding),
@@ -187,7 +221,7 @@ fn after_an_unclean_stop_one_member_is_the_source_and_the_others_are_rebuilt() {
         "the local one is the source"
     );
     b.cas(SwapOutcome::Committed);
-    let params = b.connect();
+    let params = b.ready().unwrap();
     assert_eq!(params.legs.len(), 4);
     mirror_core::Core::open(params).unwrap();
 }
@@ -256,8 +290,9 @@ fn rule_16_the_old_engines_lease_is_waited_for_when_a_member_was_not_promoted() 
     assert!(b.out.iter().any(|a| matches!(a, OpenAction::Event(OpenEvent::LeaseWait { .. }))));
     assert!(b.out.contains(&OpenAction::WakeAt { at: b.now + 11_000 * MS }));
     b.advance(10_999 * MS);
-    assert!(b.asked().is_none(), "the sets are not even swapped: the next engine would not wait for the oldest");
+    assert!(!b.goes_on(), "the sets are not even swapped: the next engine would not wait for the oldest");
     b.advance(MS);
+    assert!(b.connect_all().is_none());
     assert_eq!(b.asked().unwrap().1.in_sync, set(&["a"]));
 }
 
@@ -267,9 +302,9 @@ fn rule_16_the_last_member_that_is_promoted_ends_the_wait() {
     b.promoted("a", Ok(()));
     b.promoted("b", Err(PromoteError::Unreachable));
     b.advance(5_000 * MS);
-    assert_eq!((b.promotes(), b.asked()), (vec!["b".to_owned()], None));
+    assert_eq!((b.promotes(), b.goes_on()), (vec!["b".to_owned()], false));
     b.promoted("b", Ok(()));
-    assert!(b.asked().is_some());
+    assert!(b.goes_on());
 }
 
 #[test]
@@ -277,9 +312,9 @@ fn rule_16_nothing_is_waited_for_when_all_are_promoted_or_the_old_engine_is_dead
     let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
     b.promoted("a", Ok(()));
     b.promoted("b", Ok(()));
-    assert!(b.asked().is_some());
-    assert!(half_promoted(&config(&["a", "b"], &[], 1), true).asked().is_some());
-    assert!(half_promoted(&clean(&["a", "b"], &[], 1), false).asked().is_some());
+    assert!(b.goes_on());
+    assert!(half_promoted(&config(&["a", "b"], &[], 1), true).goes_on());
+    assert!(half_promoted(&clean(&["a", "b"], &[], 1), false).goes_on());
 }
 
 #[test]
@@ -311,6 +346,7 @@ fn a_replica_without_usable_data_is_not_waited_for() {
     let mut b = Bench::raised(&clean(&["a", "b"], &[], 1));
     b.promoted("b", Err(PromoteError::Unusable));
     b.promoted("a", Ok(()));
+    assert!(b.connect_all().is_none());
     assert_eq!(b.asked().unwrap().1.in_sync, set(&["a"]));
 }
 
@@ -336,4 +372,160 @@ fn a_member_that_was_promoted_but_does_not_connect_is_given_to_the_core_as_lost(
     let legs: Vec<_> = params.legs.iter().map(|l| (l.replica.as_str(), l.up)).collect();
     assert_eq!(legs, [("a", true), ("b", false)], "a replica of R is added later");
     mirror_core::Core::open(params).unwrap();
+}
+
+/// A meta area as an engine of that epoch left it.
+fn area(name: &str, epoch: u64, dirty: &[u32]) -> Arc<[u8]> {
+    let record = config(&["a"], &[], 1);
+    let superblock = Superblock {
+        volume: VolumeId::new("v").unwrap(),
+        replica: replica(name),
+        lineage: record.lineage,
+        epoch: Epoch(epoch),
+        engine_instance: record.engine_instance,
+        config_number: record.config_number,
+        in_sync: record.in_sync,
+        rebuilding: record.rebuilding,
+        min_in_sync: 1,
+        size_blocks: BLOCKS,
+        block_size: 512,
+        region_blocks: REGION,
+        state: ReplicaState::Member,
+        instance: String::new(),
+        sequence: 4,
+    };
+    let mut bytes = superblock.encode().unwrap();
+    bytes.extend([0; META_BLOCK_BYTES]);
+    encode_bits(&regions(dirty), 0, &mut bytes);
+    bytes.into()
+}
+
+/// Unclean record, members with meta areas, all promoted and connected: now bits are asked for.
+fn asked_for_bits(members: &[&str], min: u32) -> Bench {
+    let mut b = Bench::raised(&config(members, &[], min));
+    b.meta = true;
+    members.iter().for_each(|name| b.promoted(name, Ok(())));
+    assert!(b.connect_all().is_none() && b.asked().is_none());
+    assert_eq!(b.bits_asked(), members.len());
+    b
+}
+
+fn inherited(params: &OpenParams) -> Vec<u32> {
+    params.meta.as_ref().unwrap().inherited.iter().collect()
+}
+
+#[test]
+fn rule_15_bits_are_read_only_after_every_promote_and_connect() {
+    let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
+    b.meta = true;
+    b.promoted("a", Ok(()));
+    assert_eq!(b.bits_asked(), 0);
+    b.promoted("b", Ok(()));
+    assert_eq!(b.bits_asked(), 0);
+    b.input(OpenInput::Connected { leg: LegId(0), up: true });
+    assert_eq!(b.bits_asked(), 0);
+    b.input(OpenInput::Connected { leg: LegId(1), up: true });
+    let asked = [0, 1].map(|leg| OpenAction::ReadMeta { leg: LegId(leg), block: 0, blocks: 3 });
+    assert!(asked.iter().all(|a| b.out.contains(a)));
+}
+
+#[test]
+fn rule_18_the_union_of_all_members_is_inherited_and_nobody_leaves() {
+    let mut b = asked_for_bits(&["a", "b", "c"], 1);
+    b.bits(0, Ok(area("a", 5, &[1])));
+    b.bits(1, Ok(area("b", 5, &[1, 4])));
+    assert!(b.ready().is_none(), "one is missing");
+    b.bits(2, Ok(area("c", 5, &[])));
+    let params = b.ready().unwrap();
+    assert_eq!((inherited(&params), params.config.in_sync.len()), (vec![1, 4], 3));
+    assert!(params.equalise_from.is_none() && params.legs.iter().all(|l| l.meta));
+    mirror_core::Core::open(params).unwrap();
+}
+
+#[test]
+fn rule_18_bits_that_are_not_the_last_engines_count_as_all_set() {
+    let good = area("a", 5, &[]);
+    let mut torn = good.to_vec();
+    torn[2 * META_BLOCK_BYTES + 9] ^= 1;
+    let strangers = [
+        area("a", 4, &[]),
+        area("b", 5, &[]),
+        Arc::from(vec![0; 3 * META_BLOCK_BYTES]),
+        Arc::from(torn),
+        Arc::from([]),
+    ];
+    for bytes in strangers {
+        let mut b = asked_for_bits(&["a", "b"], 1);
+        b.bits(1, Ok(area("b", 5, &[])));
+        b.bits(0, Ok(bytes));
+        assert_eq!(inherited(&b.ready().unwrap()).len(), 16);
+    }
+    let mut b = asked_for_bits(&["a", "b"], 1);
+    b.bits(1, Ok(area("b", 5, &[])));
+    b.bits(0, Ok(good));
+    assert_eq!(inherited(&b.ready().unwrap()).len(), 0);
+}
+
+#[test]
+fn rule_18_a_member_whose_bits_cannot_be_read_is_copied_in_full() {
+    let mut b = asked_for_bits(&["a", "b", "c"], 1);
+    b.bits(0, Ok(area("a", 5, &[3])));
+    b.bits(1, Err(MetaUnreadable));
+    b.advance(5_000 * MS); // The third does not answer.
+    let next = b.asked().unwrap().1;
+    assert_eq!((next.in_sync, next.rebuilding), (set(&["a"]), set(&["b", "c"])));
+    b.cas(SwapOutcome::Committed);
+    assert_eq!(inherited(&b.ready().unwrap()), [3]);
+}
+
+#[test]
+fn rule_18_strict_mode_takes_every_region_for_unequal_when_too_few_bits_can_be_read() {
+    let mut b = asked_for_bits(&["a", "b"], 2);
+    b.bits(0, Ok(area("a", 5, &[3])));
+    b.bits(1, Err(MetaUnreadable));
+    let params = b.ready().unwrap();
+    assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));
+}
+
+#[test]
+fn rule_18_without_any_readable_bits_it_is_the_full_copy() {
+    let mut b = asked_for_bits(&["a", "b"], 1);
+    (0..2).for_each(|leg| b.bits(leg, Err(MetaUnreadable)));
+    let next = b.asked().unwrap().1;
+    assert_eq!((next.in_sync, next.rebuilding), (set(&["b"]), set(&["a"])), "the local one is the source");
+    let mut b = asked_for_bits(&["a", "b"], 2);
+    (0..2).for_each(|leg| b.bits(leg, Err(MetaUnreadable)));
+    let params = b.ready().unwrap();
+    assert!(params.equalise_from.is_some() && params.meta.is_none());
+}
+
+#[test]
+fn rule_18_after_a_clean_close_nothing_is_read_or_inherited() {
+    let mut b = Bench::raised(&clean(&["a", "b"], &[], 1));
+    b.meta = true;
+    b.promoted("a", Ok(()));
+    b.promoted("b", Ok(()));
+    let params = b.connect();
+    assert_eq!((inherited(&params).len(), b.bits_asked()), (0, 0));
+}
+
+#[test]
+fn rule_18_attempts_that_never_served_do_not_make_bits_untrusted() {
+    let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
+    b.advance(60_000 * MS);
+    assert!(matches!(b.failed(), Some(OpenError::NoMember { .. })));
+    let in_vain = b.opener.raised_in_vain();
+    assert_eq!(in_vain, Some(RaisedInVain { served: Epoch(5), raised: Epoch(6) }));
+    let record = Config { epoch: Epoch(6), ..config(&["a", "b"], &[], 1) };
+    for (told, expected) in [(in_vain, 1), (None, 16)] {
+        let mut b = Bench::told(false, told);
+        b.record(record.clone());
+        b.cas(SwapOutcome::Committed);
+        b.meta = true;
+        ["a", "b"].iter().for_each(|name| b.promoted(name, Ok(())));
+        b.connect_all();
+        b.bits(0, Ok(area("a", 5, &[3])));
+        b.bits(1, Ok(area("b", 5, &[3])));
+        assert_eq!(inherited(&b.ready().unwrap()).len(), expected);
+    }
 }

@@ -353,7 +353,7 @@ fn a_leg_number_used_again_inherits_nothing() {
     b.commit();
     assert_eq!(b.drops, [(LegId(1), DropReason::WriteFailed(LegError::Media))]);
     let open = b.write(4, 1);
-    b.input(Input::AddLeg { leg: LegId(1), replica: common::replica("b"), local: false });
+    b.input(Input::AddLeg { leg: LegId(1), replica: common::replica("b"), local: false, meta: false });
     b.commit();
     b.reply_all(open);
     b.settle_io();

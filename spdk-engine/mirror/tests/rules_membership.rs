@@ -10,7 +10,7 @@ use mirror_core::{
 };
 
 fn add(b: &mut Bench, leg: u32, name: &str) {
-    b.input(Input::AddLeg { leg: LegId(leg), replica: replica(name), local: false });
+    b.input(Input::AddLeg { leg: LegId(leg), replica: replica(name), local: false, meta: false });
 }
 
 #[test]

@@ -9,15 +9,16 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mirror_core::{
-    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, OpenAction,
-    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, SwapOutcome, SwapReason, VolumeId,
+    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, MetaOp,
+    MetaUnreadable, OpenAction, OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError,
+    ReplicaFacts, SwapOutcome, SwapReason, VolumeId,
 };
 
 use crate::faults::MS;
 use crate::model_bug::ModelBug;
 use crate::world::{
-    ConnId, ENGINES, EngineRef, Event, HostConn, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id,
-    replica_index,
+    ConnId, ENGINES, EngineRef, Event, HostConn, REGION_BLOCKS, REPLICAS, ToArbiter, ToEngine, ToReplica, World,
+    layout, name, replica_id, replica_index,
 };
 
 /// The lease of reads in a run: longer than the grace window, as in the product.
@@ -42,6 +43,8 @@ struct LegState {
     replica: usize,
     conn: Option<ConnId>,
     dropped: bool,
+    /// The replica has a meta area.
+    meta: bool,
 }
 
 /// I/O on a leg that is not answered.
@@ -92,6 +95,9 @@ pub(crate) struct Process {
     /// It serves and reaches nobody, and no swap was under way when that began: it must not eject anybody (rule 12).
     alone: bool,
     reading: bool,
+    /// It keeps bits; apart from these, whose meta area failed.
+    keeps_bits: bool,
+    meta_failed: Vec<usize>,
 }
 
 impl Process {
@@ -126,6 +132,9 @@ impl World {
             prefer_local: self.rng.permille(500),
             lease_ns: LEASE_NS,
             lease_hold_ns: 500 * MS,
+            region_blocks: REGION_BLOCKS,
+            live_regions_max: 4,
+            clear_idle_ns: 30 * MS,
             #[cfg(feature = "planted-bugs")]
             bug: self.scenario.bug,
         };
@@ -133,6 +142,7 @@ impl World {
             promote_wait_ns: self.rng.range(20 * MS, 200 * MS),
             retry_ns: 20 * MS,
             connect_wait_ns: 100 * MS,
+            bits_wait_ns: 100 * MS,
             give_up_ns: 1500 * MS,
             lease_margin_ns: 20 * MS,
         };
@@ -143,6 +153,7 @@ impl World {
             lineage: None,
             local: [replica_id(node)].into(),
             old_engine_dead: false,
+            in_vain: self.in_vain[node].take(),
             options,
             waits,
         });
@@ -161,6 +172,8 @@ impl World {
             swaps: BTreeMap::new(),
             alone: false,
             reading: false,
+            keeps_bits: false,
+            meta_failed: Vec::new(),
         };
         self.nodes[node].process = Some(process);
         self.nodes[node].inbox.clear();
@@ -213,8 +226,9 @@ impl World {
             return;
         }
         match body {
-            ToEngine::Attached { rpc, admitted } => self.attached(to, rpc, Some(admitted)),
-            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None),
+            ToEngine::Attached { rpc, admitted, meta } => self.attached(to, rpc, Some(admitted), meta),
+            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None, false),
+            ToEngine::MetaReply { conn, leg, io, reads, result } => self.meta_reply(to, conn, leg, (io, reads), result),
             ToEngine::IoReply { conn, leg, io, result } => self.io_reply(to, conn, leg, io, result),
             ToEngine::ConnLost { conn } => self.conn_lost(to, conn),
             ToEngine::Record { config } => self.record_read(to, Ok(config)),
@@ -337,10 +351,11 @@ impl World {
             OpenAction::Connect { leg, replica } => {
                 let replica = replica_index(&replica);
                 if let Some(process) = self.process(me) {
-                    process.legs.insert(leg, LegState { replica, conn: None, dropped: false });
+                    process.legs.insert(leg, LegState { replica, conn: None, dropped: false, meta: false });
                 }
                 self.ask_attach(me, replica, Purpose::Connect(leg));
             }
+            OpenAction::ReadMeta { leg, block, blocks } => self.meta_io(me, leg, None, MetaOp::Read { block, blocks }),
             OpenAction::WakeAt { at } => {
                 if at < u64::MAX {
                     self.post_at(at, Event::Engine { to: me, body: ToEngine::Tick });
@@ -351,7 +366,10 @@ impl World {
             OpenAction::Failed { reason } => {
                 self.trace(|| format!("{me:?} did not open: {reason}"));
                 if let Some(process) = self.process(me) {
-                    process.job = Job::Finished;
+                    let job = std::mem::replace(&mut process.job, Job::Finished);
+                    if let Job::Opening(opener) = job {
+                        self.in_vain[me.node] = opener.raised_in_vain();
+                    }
                 }
                 self.manager.failed(me);
             }
@@ -364,12 +382,18 @@ impl World {
             leg.up = self.process(me).and_then(|p| p.legs.get(&leg.leg)).is_some_and(|l| l.conn.is_some());
         }
         let window = params.options.copy_window_blocks as usize;
+        let keeps_bits = params.meta.is_some();
+        if let Some(meta) = &params.meta {
+            self.outcome.inherited += u64::from(meta.inherited.count());
+            self.outcome.inherited_of += u64::from(meta.inherited.len());
+        }
         let legs = params.legs.clone();
         let core = match Core::open(params) {
             Ok(core) => core,
             Err(error) => return self.fail(format!("the core refuses what the opener gave it: {error}")),
         };
         let Some(process) = self.process(me) else { return };
+        process.keeps_bits = keeps_bits;
         process.copy_data = vec![vec![0; window]; core.copy_slots() as usize];
         process.job = Job::Serving(Box::new(core));
         process.legs.retain(|id, _| legs.iter().any(|l| l.leg == *id));
@@ -399,14 +423,14 @@ impl World {
     }
 
     /// A replica's answer; `None` when none came in time.
-    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<bool>) {
+    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<bool>, meta: bool) {
         let Some(process) = self.process(me) else { return };
         let Some(Rpc { replica, purpose, conn }) = process.rpcs.remove(&rpc) else { return };
         let serving = matches!(process.job, Job::Serving(_));
         match purpose {
             Purpose::Promote => {
                 let result = match admitted {
-                    Some(true) => Ok(()),
+                    Some(true) => Ok(ReplicaFacts { meta }),
                     Some(false) => Err(PromoteError::Newer),
                     None => Err(PromoteError::Unreachable),
                 };
@@ -421,6 +445,7 @@ impl World {
                     Some(true) => {
                         state.conn = conn;
                         process.alone = false;
+                        state.meta = meta;
                         if connect {
                             self.feed_opener(me, OpenInput::Connected { leg, up: true });
                         } else {
@@ -438,9 +463,9 @@ impl World {
             Purpose::Rejoin => {
                 if admitted == Some(true) && serving && process.leg_of(replica).is_none() {
                     let leg = process.free_leg();
-                    process.legs.insert(leg, LegState { replica, conn, dropped: false });
+                    process.legs.insert(leg, LegState { replica, conn, dropped: false, meta });
                     let local = replica == me.node;
-                    self.feed_core(me, Input::AddLeg { leg, replica: replica_id(replica), local });
+                    self.feed_core(me, Input::AddLeg { leg, replica: replica_id(replica), local, meta });
                 }
             }
         }
@@ -488,6 +513,71 @@ impl World {
             Payload::None | Payload::Probe => {}
         });
         self.feed_core(me, Input::LegDone { leg, io, result });
+    }
+
+    /// Sends I/O on a meta area.
+    fn meta_io(&mut self, me: EngineRef, leg: LegId, io: Option<IoId>, op: MetaOp) {
+        let Some(process) = self.process(me) else { return };
+        let epoch = process.epoch;
+        let Some(state) = process.legs.get(&leg).copied() else { return };
+        let serving = matches!(process.job, Job::Serving(_));
+        let Some(conn) = state.conn else {
+            if serving {
+                self.fail(format!("the core sends to the meta area of {leg:?}, which it was told is lost"));
+            } else {
+                self.feed_opener(me, OpenInput::MetaRead { leg, result: Err(MetaUnreadable) });
+            }
+            return;
+        };
+        if !state.meta {
+            return self.fail(format!("{leg:?} has no meta area, but is asked for it"));
+        }
+        self.outcome.meta_writes += u64::from(matches!(op, MetaOp::Write { .. }));
+        self.send_replica(me, state.replica, ToReplica::Meta { conn, epoch, io, leg, op });
+    }
+
+    fn meta_reply(
+        &mut self,
+        me: EngineRef,
+        conn: ConnId,
+        leg: LegId,
+        (io, reads): (Option<IoId>, bool),
+        result: Result<std::sync::Arc<[u8]>, LegError>,
+    ) {
+        let Some(process) = self.process(me) else { return };
+        if process.legs.get(&leg).is_none_or(|l| l.conn != Some(conn)) {
+            return;
+        }
+        if matches!(result, Err(LegError::Gone)) {
+            self.conn_lost(me, conn);
+        }
+        let Some(io) = io else {
+            let result = result.map_err(|_| MetaUnreadable);
+            return self.feed_opener(me, OpenInput::MetaRead { leg, result });
+        };
+        match result {
+            Err(LegError::Gone) => {}
+            Ok(data) if reads => self.feed_core(me, Input::MetaRead { leg, io, data }),
+            result => self.feed_core(me, Input::LegDone { leg, io, result: result.map(|_| ()) }),
+        }
+    }
+
+    /// Rule 18: when data goes out, every member's bits say so already (and a joiner's, rule 9).
+    fn check_bits(&mut self, me: EngineRef, (lba, blocks): (u64, u32)) {
+        let Some(process) = self.process_ref(me) else { return };
+        if !process.keeps_bits || process.epoch != self.arbiter.record.epoch {
+            return;
+        }
+        let failed = process.meta_failed.clone();
+        let geometry = layout();
+        let (first, last) = geometry.regions_of(lba, blocks);
+        for member in self.arbiter.record.in_sync.iter().map(replica_index).filter(|m| !failed.contains(m)) {
+            let replica = &self.replicas[member];
+            let bits = replica.bits(&geometry);
+            if let Some(region) = (first..=last).find(|r| replica.has_meta() && !bits.contains(*r)) {
+                return self.fail(format!("region {region} is written but its bit is not set on r{member}"));
+            }
+        }
     }
 
     /// Replicas without a leg are offered for rebuilding.
@@ -538,6 +628,7 @@ impl World {
     fn core_action(&mut self, me: EngineRef, action: Action) {
         match action {
             Action::LegIo { leg, io, op, lba, blocks, payload } => self.leg_io(me, leg, io, op, (lba, blocks), payload),
+            Action::MetaIo { leg, io, op } => self.meta_io(me, leg, Some(io), op),
             Action::HostDone { id, result } => {
                 let data = self.process(me).and_then(|p| p.host_data.remove(&id));
                 self.host_done(me, id, result, data);
@@ -559,6 +650,13 @@ impl World {
                 match event {
                     CoreEvent::Joined { .. } => self.outcome.joins += 1,
                     CoreEvent::LegLost { .. } => self.outcome.leaves += 1,
+                    CoreEvent::MetaFailed { leg, .. } => {
+                        if let Some(process) = self.process(me)
+                            && let Some(state) = process.legs.get(&leg)
+                        {
+                            process.meta_failed.push(state.replica);
+                        }
+                    }
                     _ => {}
                 }
                 self.trace(|| format!("{me:?} {event:?}"));
@@ -626,6 +724,9 @@ impl World {
         if reads && epoch == owner && !in_sync(state.replica, self) {
             return self
                 .fail(format!("replica r{} is read from but is not in the recorded in-sync set", state.replica));
+        }
+        if self.scenario.check_bits && op.changes_blocks() && matches!(payload, Payload::Host(_)) {
+            self.check_bits(me, range);
         }
         self.send_replica(me, state.replica, ToReplica::Io { conn, epoch, io, leg, op, lba, data });
     }

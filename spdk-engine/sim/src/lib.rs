@@ -13,10 +13,12 @@
 //! - An engine that reaches no replica ejects none.
 //! - A replica never admits an epoch below one that it admitted before.
 //! - An engine that was replaced acknowledges nothing that was given to it afterwards.
+//! - Data of a write is sent only when the write-intent bits of its regions are set on the disks of all recorded
+//!   members (rules 9 and 18), and a bit is cleared only when all of them have flushed the region.
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
 //!
-//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing, write-intent bits.
+//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing.
 //!
 //! *When a run fails* it says why, with the seed; [`shrink`] then looks for a run with fewer faults and commands
 //! that fails too.

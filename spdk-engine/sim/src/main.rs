@@ -20,6 +20,9 @@ struct Args {
     /// Most host commands of a run.
     #[arg(long, default_value_t = 600)]
     ops: u32,
+    /// Do not look at the write-intent bits on the disks, only at what hosts see.
+    #[arg(long)]
+    no_check_bits: bool,
     /// Do not look for a smaller failing run.
     #[arg(long)]
     no_shrink: bool,
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
             ops: args.ops,
             trace: args.trace,
             model_bug: args.model_bug,
+            check_bits: !args.no_check_bits,
             #[cfg(feature = "planted-bugs")]
             bug: args.bug,
             ..Scenario::new(seed)
@@ -84,7 +88,7 @@ fn main() -> ExitCode {
     let rate = (args.seeds.end - args.seeds.start) as f64 / began.elapsed().as_secs_f64();
     println!(
         "seeds {}..{}: {failed} failed; {rate:.0} seeds/s; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
-         unknown outcome, {} faults, {} events",
+         unknown outcome, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
         args.seeds.start,
         args.seeds.end,
         total.ops,
@@ -94,7 +98,11 @@ fn main() -> ExitCode {
         total.joins,
         total.unknown_swaps,
         total.faults.len(),
-        total.events
+        total.events,
+        total.meta_writes,
+        total.cleared,
+        total.inherited,
+        total.inherited_of
     );
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -107,6 +115,10 @@ fn add(total: &mut Outcome, one: &Outcome) {
     total.joins += one.joins;
     total.unknown_swaps += one.unknown_swaps;
     total.events += one.events;
+    total.meta_writes += one.meta_writes;
+    total.cleared += one.cleared;
+    total.inherited += one.inherited;
+    total.inherited_of += one.inherited_of;
     total.faults.extend(one.faults.iter().copied());
 }
 

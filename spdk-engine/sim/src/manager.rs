@@ -200,7 +200,8 @@ impl World {
         let Some(process) = self.process_ref(active) else { return false };
         let Job::Serving(core) = &process.job else { return false };
         let status = core.status();
-        status.config.in_sync.len() == REPLICAS && !status.swapping && status.lost.is_empty()
+        let equal = status.inherited_regions == 0;
+        status.config.in_sync.len() == REPLICAS && !status.swapping && status.lost.is_empty() && equal
     }
 
     fn read_all(&mut self) {

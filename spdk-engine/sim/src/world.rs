@@ -8,11 +8,14 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 use mirror_core::{
-    Config, ConfigNumber, ConfigVersion, EngineInstance, Epoch, HostId, HostResult, IoId, LegError, LegId, Lineage, Op,
-    ReplicaId, SwapId, SwapOutcome,
+    Config, ConfigNumber, ConfigVersion, EngineInstance, Epoch, HostId, HostResult, IoId, LegError, LegId, Lineage,
+    MetaOp, Op, RaisedInVain, ReplicaId, SwapId, SwapOutcome,
 };
+
+use mirror_core::meta::Geometry;
 
 use crate::arbiter::Arbiter;
 use crate::client::{Client, ClientOp, DEPTH_MAX};
@@ -32,6 +35,8 @@ pub(crate) const ENGINES: usize = 2;
 pub(crate) const BLOCKS: u64 = 24;
 /// Hosts. The last one clings to an old engine as long as that answers.
 pub(crate) const CLIENTS: usize = 4;
+/// Blocks of a region of write-intent bits.
+pub(crate) const REGION_BLOCKS: u64 = 4;
 /// How long after the last fault everything must be well again.
 const SETTLE_NS: u64 = 20_000 * MS;
 
@@ -50,6 +55,9 @@ pub struct Scenario {
     pub trace: bool,
     /// Rule that the surroundings of the core break on purpose.
     pub model_bug: Option<ModelBug>,
+    /// Also look at the write-intent bits on the disks whenever data is sent or a bit is cleared. Without it a broken
+    /// rule is noticed only when a host reads wrong data.
+    pub check_bits: bool,
     /// Rule to break on purpose.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<mirror_core::PlantedBug>,
@@ -66,6 +74,7 @@ impl Scenario {
             until_ns: 2_500 * MS,
             trace: false,
             model_bug: None,
+            check_bits: true,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -91,6 +100,14 @@ pub struct Outcome {
     pub leaves: u32,
     /// Swaps of unknown outcome.
     pub unknown_swaps: u32,
+    /// Writes to meta areas.
+    pub meta_writes: u64,
+    /// Regions that engines found set in the bits when they opened after an unclean stop.
+    pub inherited: u64,
+    /// Regions of those openings in all.
+    pub inherited_of: u64,
+    /// Live bits that were cleared.
+    pub cleared: u64,
     /// Events handled.
     pub events: u64,
 }
@@ -115,9 +132,32 @@ pub(crate) struct HostConn {
 
 #[derive(Debug, Clone)]
 pub(crate) enum ToReplica {
-    Attach { rpc: u64, conn: Option<ConnId>, epoch: Epoch, instance: EngineInstance },
-    Io { conn: ConnId, epoch: Epoch, io: IoId, leg: LegId, op: Op, lba: u64, data: Vec<u64> },
-    Close { conn: ConnId },
+    Attach {
+        rpc: u64,
+        conn: Option<ConnId>,
+        epoch: Epoch,
+        instance: EngineInstance,
+    },
+    Io {
+        conn: ConnId,
+        epoch: Epoch,
+        io: IoId,
+        leg: LegId,
+        op: Op,
+        lba: u64,
+        data: Vec<u64>,
+    },
+    /// I/O on the meta area; `io` is `None` for the opener.
+    Meta {
+        conn: ConnId,
+        epoch: Epoch,
+        io: Option<IoId>,
+        leg: LegId,
+        op: MetaOp,
+    },
+    Close {
+        conn: ConnId,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -128,7 +168,8 @@ pub(crate) enum ToArbiter {
 
 #[derive(Debug, Clone)]
 pub(crate) enum ToEngine {
-    Attached { rpc: u64, admitted: bool },
+    Attached { rpc: u64, admitted: bool, meta: bool },
+    MetaReply { conn: ConnId, leg: LegId, io: Option<IoId>, reads: bool, result: Result<Arc<[u8]>, LegError> },
     IoReply { conn: ConnId, leg: LegId, io: IoId, result: Result<Vec<u64>, LegError> },
     ConnLost { conn: ConnId },
     Record { config: Config },
@@ -239,6 +280,8 @@ pub(crate) struct World {
     cut_until: [[u64; REPLICAS]; ENGINES],
     arbiter_cut_until: [u64; ENGINES],
     arbiter_slow_until: u64,
+    /// What the last attempt of each node to open the volume left behind, when it failed.
+    pub(crate) in_vain: [Option<RaisedInVain>; ENGINES],
 }
 
 /// Runs one scenario.
@@ -259,6 +302,14 @@ pub(crate) fn replica_id(index: usize) -> ReplicaId {
     name(ReplicaId::new(&format!("r{index}")))
 }
 
+/// The number of meta reads of an opener, which has no numbers.
+const OPENER_IO: IoId = IoId(u64::MAX);
+
+/// The layout of every meta area.
+pub(crate) fn layout() -> Geometry {
+    name(Geometry::new(BLOCKS, REGION_BLOCKS))
+}
+
 /// Names made here are lawful.
 pub(crate) fn name<T, E: std::fmt::Display>(made: Result<T, E>) -> T {
     match made {
@@ -271,6 +322,11 @@ impl World {
     fn new(scenario: Scenario) -> Self {
         let mut rng = Rng::new(scenario.seed);
         let strict = rng.permille(250);
+        // Mostly all replicas have a meta area, sometimes some, sometimes none.
+        let (all, none) = (rng.permille(800), rng.permille(500));
+        let geometry = layout();
+        let meta: Vec<u64> =
+            (0..REPLICAS).map(|_| if all || (!none && rng.permille(600)) { geometry.blocks() } else { 0 }).collect();
         let record = Config {
             lineage: name(Lineage::new("l1")),
             epoch: Epoch(0),
@@ -299,7 +355,7 @@ impl World {
             next_id: 1,
             next_stamp: FIRST_STAMP,
             arbiter: Arbiter { record },
-            replicas: (0..REPLICAS).map(|_| Replica::new(BLOCKS as usize)).collect(),
+            replicas: meta.into_iter().map(|blocks| Replica::new(BLOCKS as usize, blocks)).collect(),
             nodes: (0..ENGINES).map(|_| Node::default()).collect(),
             clients,
             depth,
@@ -312,6 +368,7 @@ impl World {
             cut_until: [[0; REPLICAS]; ENGINES],
             arbiter_cut_until: [0; ENGINES],
             arbiter_slow_until: 0,
+            in_vain: [None; ENGINES],
             scenario,
         };
         for fault in faults {
@@ -415,7 +472,7 @@ impl World {
             Event::Engine { to, body } => self.engine_event(to, body),
             Event::FromReplica { to, replica, body } => {
                 if self.is_cut(to.node, replica) {
-                    if let ToEngine::IoReply { conn, .. } = body {
+                    if let ToEngine::IoReply { conn, .. } | ToEngine::MetaReply { conn, .. } = body {
                         self.lose_conn(to, conn);
                     }
                 } else {
@@ -442,7 +499,7 @@ impl World {
 
     fn replica_event(&mut self, r: usize, from: EngineRef, body: ToReplica) {
         if self.is_cut(from.node, r) || !self.replicas[r].up {
-            if let ToReplica::Io { conn, .. } = body {
+            if let ToReplica::Io { conn, .. } | ToReplica::Meta { conn, .. } = body {
                 self.lose_conn(from, conn);
             }
             return;
@@ -453,7 +510,7 @@ impl World {
                 match self.replicas[r].admit(epoch, &instance) {
                     Admission::Fenced => {
                         self.trace(|| format!("r{r} refuses {instance} of epoch {epoch}"));
-                        self.send_engine(from, r, ToEngine::Attached { rpc, admitted: false });
+                        self.send_engine(from, r, ToEngine::Attached { rpc, admitted: false, meta: false });
                     }
                     Admission::Draining => {
                         let newest = self.replicas[r].admitted_max.max(epoch);
@@ -476,12 +533,18 @@ impl World {
                     self.send_engine(from, r, ToEngine::IoReply { conn, leg, io, result: Err(error) });
                     return;
                 }
-                let key = self.fresh_id();
-                self.replicas[r].disk.push(DiskIo { key, conn, from, io, leg, op, lba, data });
-                let delay =
-                    if self.rng.permille(10) { self.rng.range(MS, 60 * MS) } else { self.rng.range(MS / 20, MS) };
-                let at = (self.now + delay).max(self.replicas[r].hang_until);
-                self.post_at(at, Event::DiskDone { replica: r, key });
+                self.start_disk(r, DiskIo { key: 0, conn, from, io, leg, op, lba, data, meta: None });
+            }
+            ToReplica::Meta { conn, epoch, io, leg, op } => {
+                let reads = matches!(op, MetaOp::Read { .. });
+                if self.replicas[r].session.map(|s| s.0) != Some(conn) {
+                    let error = if epoch < self.replicas[r].epoch { LegError::Fenced } else { LegError::Gone };
+                    self.send_engine(from, r, ToEngine::MetaReply { conn, leg, io, reads, result: Err(error) });
+                    return;
+                }
+                let io = io.unwrap_or(OPENER_IO);
+                let data = Vec::new();
+                self.start_disk(r, DiskIo { key: 0, conn, from, io, leg, op: Op::Read, lba: 0, data, meta: Some(op) });
             }
             ToReplica::Close { conn } => {
                 if self.replicas[r].session.map(|s| s.0) == Some(conn) {
@@ -495,6 +558,41 @@ impl World {
         self.scenario.model_bug == Some(bug)
     }
 
+    fn start_disk(&mut self, r: usize, io: DiskIo) {
+        let key = self.fresh_id();
+        self.replicas[r].disk.push(DiskIo { key, ..io });
+        let delay = if self.rng.permille(10) { self.rng.range(MS, 60 * MS) } else { self.rng.range(MS / 20, MS) };
+        let at = (self.now + delay).max(self.replicas[r].hang_until);
+        self.post_at(at, Event::DiskDone { replica: r, key });
+    }
+
+    /// A meta area's I/O is executed. Whoever clears a bit has had the region flushed on every member.
+    fn meta_done(&mut self, r: usize, io: &DiskIo, op: &MetaOp) {
+        let geometry = layout();
+        let before = self.replicas[r].bits(&geometry);
+        let result = self.replicas[r].execute_meta(op, self.now, &mut self.rng);
+        let after = self.replicas[r].bits(&geometry);
+        let reads = matches!(op, MetaOp::Read { .. });
+        self.trace(|| {
+            let set: Vec<u32> = after.iter().collect();
+            let what = if reads { "reads" } else { "writes" };
+            format!("r{r} meta {what} of {:?}: {:?}, bits {set:?}", io.from, result.as_ref().err())
+        });
+        let cleared: Vec<u32> = before.iter().filter(|region| !after.contains(*region)).collect();
+        self.outcome.cleared += cleared.len() as u64;
+        let members: Vec<usize> = self.arbiter.record.in_sync.iter().map(replica_index).collect();
+        for region in cleared.into_iter().filter(|_| self.scenario.check_bits && members.contains(&r)) {
+            if let Some(member) = members.iter().find(|m| self.replicas[**m].unflushed.contains(&region)) {
+                let what = format!("the bit of region {region} was cleared on r{r} before r{member} was flushed");
+                return self.fail(what);
+            }
+        }
+        if self.replicas[r].session.map(|s| s.0) == Some(io.conn) {
+            let tag = (io.io != OPENER_IO).then_some(io.io);
+            self.send_engine(io.from, r, ToEngine::MetaReply { conn: io.conn, leg: io.leg, io: tag, reads, result });
+        }
+    }
+
     /// Grants requests for a session when the disk has finished what older ones gave it. The last one wins.
     fn finish_attach(&mut self, r: usize) {
         if !self.replicas[r].disk.is_empty() && !self.breaks(ModelBug::Rule13NoDrain) {
@@ -504,7 +602,8 @@ impl World {
             if let Some(conn) = attach.conn {
                 self.replicas[r].session = Some((conn, attach.from));
             }
-            self.send_engine(attach.from, r, ToEngine::Attached { rpc: attach.rpc, admitted: true });
+            let meta = self.replicas[r].has_meta();
+            self.send_engine(attach.from, r, ToEngine::Attached { rpc: attach.rpc, admitted: true, meta });
         }
     }
 
@@ -515,6 +614,15 @@ impl World {
             return;
         }
         let io = self.replicas[r].disk.swap_remove(at);
+        if let Some(op) = &io.meta {
+            self.meta_done(r, &io, op);
+            self.finish_attach(r);
+            return;
+        }
+        if io.op.changes_blocks() && !matches!(io.op, Op::Write { fua: true }) {
+            let (first, last) = layout().regions_of(io.lba, u32::try_from(io.data.len()).unwrap_or(1));
+            self.replicas[r].unflushed.extend(first..=last);
+        }
         let result = self.replicas[r].execute(&io, self.now, self.scenario.model_bug, &mut self.rng);
         self.trace(|| {
             format!("r{r} {:?} {}+{} of {:?}: {result:?} {:?}", io.op, io.lba, io.data.len(), io.from, io.data)

@@ -22,16 +22,25 @@ impl Switch for ModelBug {
     }
 }
 
-fn first_failure(bug: impl Switch) -> Option<(u64, Scenario, engine_sim::Outcome)> {
+/// With `check_bits` the disks are looked at too; without, only what hosts see and what a clean close leaves.
+fn first_failure(bug: impl Switch, check_bits: bool) -> Option<(u64, Scenario, engine_sim::Outcome)> {
     (0..SEEDS).find_map(|seed| {
-        let scenario = bug.plant(Scenario::new(seed));
+        let scenario = bug.plant(Scenario { check_bits, ..Scenario::new(seed) });
         let outcome = run(&scenario);
         outcome.violation.is_some().then_some((seed, scenario, outcome))
     })
 }
 
 fn is_found(bug: impl Switch, by: &[&str]) {
-    let found = first_failure(bug);
+    finds(bug, false, by);
+}
+
+fn is_found_on_disk(bug: impl Switch, by: &str) {
+    finds(bug, true, &[by]);
+}
+
+fn finds(bug: impl Switch, check_bits: bool, by: &[&str]) {
+    let found = first_failure(bug, check_bits);
     assert!(found.is_some(), "{bug:?} is not noticed within {SEEDS} seeds");
     if let Some((seed, _, outcome)) = found {
         let violation = outcome.violation.unwrap_or_default();
@@ -94,6 +103,11 @@ fn rule_08_a_number_used_twice_is_found() {
 }
 
 #[test]
+fn rule_09_joining_without_the_bits_is_found() {
+    is_found_on_disk(PlantedBug::Rule09JoinWithoutBits, "its bit is not set");
+}
+
+#[test]
 fn rule_10_joining_without_mirroring_is_found() {
     is_found(PlantedBug::Rule10JoinWithoutMirroring, HISTORY);
 }
@@ -139,8 +153,28 @@ fn rule_17_late_commands_of_a_connection_that_was_replaced_are_found() {
 }
 
 #[test]
+fn rule_18_data_before_bits_is_found() {
+    is_found_on_disk(PlantedBug::Rule18DataBeforeBits, "its bit is not set");
+}
+
+#[test]
+fn rule_18_reading_an_inherited_region_as_it_is_is_found() {
+    is_found(PlantedBug::Rule18ReadInherited, HISTORY);
+}
+
+#[test]
+fn rule_18_clearing_before_the_flush_is_found() {
+    is_found_on_disk(PlantedBug::Rule18ClearBeforeFlush, "was flushed");
+}
+
+#[test]
+fn rule_18_clearing_though_a_write_began_is_found() {
+    is_found_on_disk(PlantedBug::Rule18ClearThoughWritten, "was flushed");
+}
+
+#[test]
 fn a_failing_run_shrinks_to_one_that_still_fails() {
-    let found = first_failure(PlantedBug::Rule06AckBeforeSwap);
+    let found = first_failure(PlantedBug::Rule06AckBeforeSwap, false);
     assert!(found.is_some());
     if let Some((_, scenario, outcome)) = found {
         let small = shrink(&scenario, &outcome);

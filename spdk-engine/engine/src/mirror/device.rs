@@ -210,7 +210,7 @@ impl Device {
             return false;
         };
         self.attach(core, leg, replica.to_string(), chan, "rebuilding");
-        self.input(core, Input::AddLeg { leg, replica, local });
+        self.input(core, Input::AddLeg { leg, replica, local, meta: false });
         true
     }
 
@@ -327,6 +327,12 @@ impl Device {
         match action {
             Action::LegIo { leg, io, op, lba, blocks, payload } => {
                 self.leg_io(core, (leg, io), op, (lba, blocks), payload);
+            }
+            // No leg has a meta area here; the core asks for none.
+            Action::MetaIo { leg, io, .. } => {
+                let device = Rc::clone(self);
+                let result = Err(LegError::Other);
+                core.defer(move |core| device.input(core, Input::LegDone { leg, io, result }));
             }
             Action::HostDone { id, result } => {
                 let io = self.hosts.borrow_mut().try_remove(id.0 as usize);
