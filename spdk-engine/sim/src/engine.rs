@@ -8,21 +8,25 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use mirror_core::meta::RegionBits;
 use mirror_core::{
-    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, MetaOp,
-    MetaUnreadable, OpenAction, OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError,
-    ReplicaFacts, SwapOutcome, SwapReason, VolumeId,
+    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, MetaOp, OpenAction,
+    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, ReplicaFacts, SwapOutcome, SwapReason,
+    VolumeId,
 };
 
 use crate::faults::MS;
 use crate::model_bug::ModelBug;
 use crate::world::{
-    ConnId, ENGINES, EngineRef, Event, HostConn, REGION_BLOCKS, REPLICAS, ToArbiter, ToEngine, ToReplica, World,
-    layout, name, replica_id, replica_index,
+    ConnId, ENGINES, EngineRef, Event, HostConn, REGION_BLOCKS, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name,
+    replica_id, replica_index,
 };
 
 /// The lease of reads in a run: longer than the grace window, as in the product.
 const LEASE_NS: u64 = 300 * MS;
+
+/// Copies at a time; buffers behind those, and behind the one for repairs, are for making regions equal.
+pub(crate) const COPY_QUEUE_DEPTH: u32 = 2;
 
 #[derive(Debug, Default)]
 pub(crate) struct Node {
@@ -39,12 +43,12 @@ pub(crate) enum Job {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct LegState {
-    replica: usize,
-    conn: Option<ConnId>,
-    dropped: bool,
+pub(crate) struct LegState {
+    pub(crate) replica: usize,
+    pub(crate) conn: Option<ConnId>,
+    pub(crate) dropped: bool,
     /// The replica has a meta area.
-    meta: bool,
+    pub(crate) meta: bool,
 }
 
 /// I/O on a leg that is not answered.
@@ -82,7 +86,7 @@ pub(crate) struct Process {
     pub(crate) job: Job,
     instance: EngineInstance,
     pub(crate) epoch: Epoch,
-    legs: BTreeMap<LegId, LegState>,
+    pub(crate) legs: BTreeMap<LegId, LegState>,
     rpcs: BTreeMap<u64, Rpc>,
     io: BTreeMap<IoId, Flight>,
     /// The newest connection of each host; what comes on an older one is not heard (rule 17).
@@ -96,8 +100,10 @@ pub(crate) struct Process {
     alone: bool,
     reading: bool,
     /// It keeps bits; apart from these, whose meta area failed.
-    keeps_bits: bool,
-    meta_failed: Vec<usize>,
+    pub(crate) keeps_bits: bool,
+    /// Regions that it found set when it opened.
+    pub(crate) inherited: RegionBits,
+    pub(crate) meta_failed: Vec<usize>,
 }
 
 impl Process {
@@ -128,7 +134,7 @@ impl World {
             swap_retry_ns: 20 * MS,
             max_inflight: 32,
             copy_window_blocks: 3,
-            copy_queue_depth: 2,
+            copy_queue_depth: COPY_QUEUE_DEPTH,
             prefer_local: self.rng.permille(500),
             lease_ns: LEASE_NS,
             lease_hold_ns: 500 * MS,
@@ -173,6 +179,7 @@ impl World {
             alone: false,
             reading: false,
             keeps_bits: false,
+            inherited: RegionBits::default(),
             meta_failed: Vec::new(),
         };
         self.nodes[node].process = Some(process);
@@ -319,7 +326,7 @@ impl World {
         self.post_at(deadline, Event::Engine { to: me, body });
     }
 
-    fn feed_opener(&mut self, me: EngineRef, input: OpenInput) {
+    pub(crate) fn feed_opener(&mut self, me: EngineRef, input: OpenInput) {
         let now = self.now;
         let Some(process) = self.process(me) else { return };
         let Job::Opening(opener) = &mut process.job else { return };
@@ -383,6 +390,7 @@ impl World {
         }
         let window = params.options.copy_window_blocks as usize;
         let keeps_bits = params.meta.is_some();
+        let inherited = params.meta.as_ref().map_or_else(RegionBits::default, |meta| meta.inherited.clone());
         if let Some(meta) = &params.meta {
             self.outcome.inherited += u64::from(meta.inherited.count());
             self.outcome.inherited_of += u64::from(meta.inherited.len());
@@ -394,6 +402,7 @@ impl World {
         };
         let Some(process) = self.process(me) else { return };
         process.keeps_bits = keeps_bits;
+        process.inherited = inherited;
         process.copy_data = vec![vec![0; window]; core.copy_slots() as usize];
         process.job = Job::Serving(Box::new(core));
         process.legs.retain(|id, _| legs.iter().any(|l| l.leg == *id));
@@ -481,7 +490,7 @@ impl World {
         }
     }
 
-    fn conn_lost(&mut self, me: EngineRef, conn: ConnId) {
+    pub(crate) fn conn_lost(&mut self, me: EngineRef, conn: ConnId) {
         let Some(process) = self.process(me) else { return };
         let Some((leg, state)) = process.legs.iter_mut().find(|(_, l)| l.conn == Some(conn)) else { return };
         let leg = *leg;
@@ -513,71 +522,6 @@ impl World {
             Payload::None | Payload::Probe => {}
         });
         self.feed_core(me, Input::LegDone { leg, io, result });
-    }
-
-    /// Sends I/O on a meta area.
-    fn meta_io(&mut self, me: EngineRef, leg: LegId, io: Option<IoId>, op: MetaOp) {
-        let Some(process) = self.process(me) else { return };
-        let epoch = process.epoch;
-        let Some(state) = process.legs.get(&leg).copied() else { return };
-        let serving = matches!(process.job, Job::Serving(_));
-        let Some(conn) = state.conn else {
-            if serving {
-                self.fail(format!("the core sends to the meta area of {leg:?}, which it was told is lost"));
-            } else {
-                self.feed_opener(me, OpenInput::MetaRead { leg, result: Err(MetaUnreadable) });
-            }
-            return;
-        };
-        if !state.meta {
-            return self.fail(format!("{leg:?} has no meta area, but is asked for it"));
-        }
-        self.outcome.meta_writes += u64::from(matches!(op, MetaOp::Write { .. }));
-        self.send_replica(me, state.replica, ToReplica::Meta { conn, epoch, io, leg, op });
-    }
-
-    fn meta_reply(
-        &mut self,
-        me: EngineRef,
-        conn: ConnId,
-        leg: LegId,
-        (io, reads): (Option<IoId>, bool),
-        result: Result<std::sync::Arc<[u8]>, LegError>,
-    ) {
-        let Some(process) = self.process(me) else { return };
-        if process.legs.get(&leg).is_none_or(|l| l.conn != Some(conn)) {
-            return;
-        }
-        if matches!(result, Err(LegError::Gone)) {
-            self.conn_lost(me, conn);
-        }
-        let Some(io) = io else {
-            let result = result.map_err(|_| MetaUnreadable);
-            return self.feed_opener(me, OpenInput::MetaRead { leg, result });
-        };
-        match result {
-            Err(LegError::Gone) => {}
-            Ok(data) if reads => self.feed_core(me, Input::MetaRead { leg, io, data }),
-            result => self.feed_core(me, Input::LegDone { leg, io, result: result.map(|_| ()) }),
-        }
-    }
-
-    /// Rule 18: when data goes out, every member's bits say so already (and a joiner's, rule 9).
-    fn check_bits(&mut self, me: EngineRef, (lba, blocks): (u64, u32)) {
-        let Some(process) = self.process_ref(me) else { return };
-        if !process.keeps_bits || process.epoch != self.arbiter.record.epoch {
-            return;
-        }
-        let failed = process.meta_failed.clone();
-        let geometry = layout();
-        let (first, last) = geometry.regions_of(lba, blocks);
-        for member in self.arbiter.record.in_sync.iter().map(replica_index).filter(|m| !failed.contains(m)) {
-            let replica = &self.replicas[member];
-            let bits = replica.bits(&geometry);
-            if let Some(region) = (first..=last).find(|r| replica.has_meta() && !bits.contains(*r)) {
-                return self.fail(format!("region {region} is written but its bit is not set on r{member}"));
-            }
-        }
     }
 
     /// Replicas without a leg are offered for rebuilding.
@@ -727,6 +671,9 @@ impl World {
         }
         if self.scenario.check_bits && op.changes_blocks() && matches!(payload, Payload::Host(_)) {
             self.check_bits(me, range);
+        }
+        if let (true, Payload::Copy(slot)) = (self.scenario.check_bits, payload) {
+            self.check_copy(me, slot, range);
         }
         self.send_replica(me, state.replica, ToReplica::Io { conn, epoch, io, leg, op, lba, data });
     }

@@ -14,7 +14,8 @@
 //! - A replica never admits an epoch below one that it admitted before.
 //! - An engine that was replaced acknowledges nothing that was given to it afterwards.
 //! - Data of a write is sent only when the write-intent bits of its regions are set on the disks of all recorded
-//!   members (rules 9 and 18), and a bit is cleared only when all of them have flushed the region.
+//!   members (rules 9 and 18), a bit is cleared only when all of
+//!   them have flushed the region, and only regions that were found set are made equal.
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
 //!
@@ -32,6 +33,7 @@ mod engine;
 mod faults;
 pub mod history;
 mod manager;
+mod meta;
 mod model_bug;
 mod replica;
 mod rng;

@@ -303,7 +303,7 @@ pub(crate) fn replica_id(index: usize) -> ReplicaId {
 }
 
 /// The number of meta reads of an opener, which has no numbers.
-const OPENER_IO: IoId = IoId(u64::MAX);
+pub(crate) const OPENER_IO: IoId = IoId(u64::MAX);
 
 /// The layout of every meta area.
 pub(crate) fn layout() -> Geometry {
@@ -456,7 +456,7 @@ impl World {
         self.post(delay, Event::Replica { replica, from, body });
     }
 
-    fn send_engine(&mut self, to: EngineRef, replica: usize, body: ToEngine) {
+    pub(crate) fn send_engine(&mut self, to: EngineRef, replica: usize, body: ToEngine) {
         let delay = self.net_delay();
         self.post(delay, Event::FromReplica { to, replica, body });
     }
@@ -564,33 +564,6 @@ impl World {
         let delay = if self.rng.permille(10) { self.rng.range(MS, 60 * MS) } else { self.rng.range(MS / 20, MS) };
         let at = (self.now + delay).max(self.replicas[r].hang_until);
         self.post_at(at, Event::DiskDone { replica: r, key });
-    }
-
-    /// A meta area's I/O is executed. Whoever clears a bit has had the region flushed on every member.
-    fn meta_done(&mut self, r: usize, io: &DiskIo, op: &MetaOp) {
-        let geometry = layout();
-        let before = self.replicas[r].bits(&geometry);
-        let result = self.replicas[r].execute_meta(op, self.now, &mut self.rng);
-        let after = self.replicas[r].bits(&geometry);
-        let reads = matches!(op, MetaOp::Read { .. });
-        self.trace(|| {
-            let set: Vec<u32> = after.iter().collect();
-            let what = if reads { "reads" } else { "writes" };
-            format!("r{r} meta {what} of {:?}: {:?}, bits {set:?}", io.from, result.as_ref().err())
-        });
-        let cleared: Vec<u32> = before.iter().filter(|region| !after.contains(*region)).collect();
-        self.outcome.cleared += cleared.len() as u64;
-        let members: Vec<usize> = self.arbiter.record.in_sync.iter().map(replica_index).collect();
-        for region in cleared.into_iter().filter(|_| self.scenario.check_bits && members.contains(&r)) {
-            if let Some(member) = members.iter().find(|m| self.replicas[**m].unflushed.contains(&region)) {
-                let what = format!("the bit of region {region} was cleared on r{r} before r{member} was flushed");
-                return self.fail(what);
-            }
-        }
-        if self.replicas[r].session.map(|s| s.0) == Some(io.conn) {
-            let tag = (io.io != OPENER_IO).then_some(io.io);
-            self.send_engine(io.from, r, ToEngine::MetaReply { conn: io.conn, leg: io.leg, io: tag, reads, result });
-        }
     }
 
     /// Grants requests for a session when the disk has finished what older ones gave it. The last one wins.
@@ -732,6 +705,12 @@ impl World {
             replica.write_errors_until = 0;
             replica.read_errors_until = 0;
             replica.full_until = 0;
+        }
+        // What hung on a disk is executed now.
+        let hung: Vec<(usize, u64)> =
+            (0..REPLICAS).flat_map(|r| self.replicas[r].disk.iter().map(move |io| (r, io.key))).collect();
+        for (replica, key) in hung {
+            self.post(0, Event::DiskDone { replica, key });
         }
         self.post(0, Event::Phase);
     }

@@ -1,6 +1,8 @@
 //! A bench around one core: gives inputs, keeps what was asked for and not yet answered.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod opening;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
