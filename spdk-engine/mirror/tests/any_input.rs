@@ -111,7 +111,7 @@ impl Any {
         self.metas = kept;
         for meta in lost {
             let meta: Meta = meta;
-            if meta.io.0 % 2 == 0 {
+            if meta.io.0.is_multiple_of(2) {
                 self.execute(&meta);
             }
         }
@@ -137,7 +137,7 @@ impl Any {
     /// Ends one I/O on a meta area.
     fn finish_meta(&mut self, meta: &Meta, result: Result<(), LegError>) -> Input {
         let (leg, io) = (meta.leg, meta.io);
-        if result.is_ok() || io.0 % 2 == 0 {
+        if result.is_ok() || io.0.is_multiple_of(2) {
             self.execute(meta);
         }
         match (&meta.op, result) {
