@@ -4,6 +4,8 @@
 //! Shares are counts of completed I/O under the same load, with and without the disturbance in turns. What a volume's share
 //! is, is what is left of the engine when the other one has got what it asks for, and at least half (max-min fairness). The
 //! best of [`ATTEMPTS`] counts, since other programs share the machine and a volume that is starved is starved in each.
+//!
+//! `LOAD_TESTS=full` spreads the connects and disconnects over ten minutes of load.
 #![allow(clippy::unwrap_used)]
 
 use std::cell::Cell;
@@ -267,13 +269,19 @@ fn a_thousand_connects_and_disconnects_leave_nothing() {
     const WARM: usize = 100;
     const STORM: usize = 1000;
     const GROWTH: u64 = 4 * MIB;
+    const FULL_TIME: Duration = Duration::from_secs(600);
     let mut engine = Engine::start(&["-m", "0x1"]).unwrap();
     let target = null_volume(&engine, "busy", free_port().unwrap());
     let args = ["--rw", "randrw", "--bs", "16k", "--qd", "16", "--time", "1h"];
     let mut load = Load::start(target, &nqn("busy"), &args).unwrap();
     (0..WARM).for_each(|turn| come_and_go(target, turn));
     let before = rss(&engine);
-    (WARM..WARM + STORM).for_each(|turn| come_and_go(target, turn));
+    let full = std::env::var("LOAD_TESTS").is_ok_and(|value| value == "full");
+    let pause = if full { FULL_TIME / STORM as u32 } else { Duration::ZERO };
+    for turn in WARM..WARM + STORM {
+        come_and_go(target, turn);
+        thread::sleep(pause);
+    }
     let connections = || engine.rpc("nvmf_subsystem_get_qpairs", json!({"nqn": nqn("busy")})).unwrap();
     // The load's own: an admin queue and an I/O queue.
     let began = Instant::now();
