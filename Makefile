@@ -3,7 +3,7 @@ CARGO ?= cargo
 SEEDS ?= 0..2000
 SECONDS ?= 60
 
-.PHONY: help setup build programs demo test lint fmt docs guest k8s sim lvol-crash fuzz bench instructions
+.PHONY: help setup build programs demo test lint fmt docs guest k8s sim model lvol-crash fuzz bench instructions
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
@@ -51,6 +51,9 @@ k8s: setup programs ## the suites on a real kube-apiserver alone
 
 sim: ## the mirror's simulator over SEEDS (make sim SEEDS=0..20000)
 	$(CARGO) run --release -p engine-sim -- --seeds $(SEEDS)
+
+model: ## every state of the mirror's protocol model, all scenarios
+	$(CARGO) run --release -p mirror-model
 
 lvol-crash: ## power cut after every write and flush of random programs on lvolstores, in full
 	LVOL_TESTS=full $(CARGO) test -p lvol-core --test store -- --nocapture

@@ -259,6 +259,12 @@ impl Queue {
         IoCommand::Read(BlockRange::new(lba, blocks)).to_sqe(0, NSID, Sgl::transport(blocks * block_size))
     }
 
+    /// A write of `blocks` blocks of `block_size` bytes whose data is sent when it is asked for, not yet sent.
+    #[must_use]
+    pub fn write_command(lba: u64, blocks: u32, block_size: u32) -> Sqe {
+        IoCommand::Write(BlockRange::new(lba, blocks)).to_sqe(0, NSID, Sgl::transport(blocks * block_size))
+    }
+
     /// Reads and drops the data.
     ///
     /// # Errors

@@ -320,6 +320,49 @@ impl Asker {
     }
 }
 
+/// How long the exchange of a read takes after `idle` without any, against a thread on `target_cpu` that waits in the
+/// kernel, in microseconds: what it costs on this machine to wake somebody at all. One figure for each of `count` times.
+///
+/// # Errors
+/// When sockets or processors cannot be had.
+pub fn after_idle(idle: Duration, count: usize, block: usize, target_cpu: u32) -> io::Result<Vec<f64>> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut host = TcpStream::connect(listener.local_addr()?)?;
+    let (mut target, _) = listener.accept()?;
+    target.set_nodelay(true)?;
+    target.set_read_timeout(Some(idle + LONGEST))?;
+    host.set_nodelay(true)?;
+    host.set_nonblocking(true)?;
+    let (mut data, mut found) = (vec![0; Kind::Data.bytes(block)], Vec::with_capacity(count));
+    thread::scope(|scope| {
+        let answers = scope.spawn(move || -> io::Result<()> {
+            pin_thread(target_cpu)?;
+            let (mut command, data) = ([0; COMMAND], vec![0x5a; Kind::Data.bytes(block)]);
+            for _ in 0..count {
+                target.read_exact(&mut command)?;
+                target.write_all(&data)?;
+            }
+            Ok(())
+        });
+        for _ in 0..count {
+            thread::sleep(idle);
+            let (began, mut have) = (Instant::now(), 0);
+            host.write_all(&[0x5a; COMMAND])?;
+            while have < data.len() {
+                match host.read(&mut data[have..]) {
+                    Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                    Ok(more) => have += more,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock && began.elapsed() < LONGEST => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            found.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+        answers.join().map_err(|_| io::Error::other("the answering thread has panicked"))?
+    })?;
+    Ok(found)
+}
+
 /// Measures the floor of a cell for a time, between a thread on `target_cpu` and one on `load_cpu`.
 ///
 /// # Errors
@@ -364,6 +407,12 @@ mod tests {
         assert_eq!(Kind::Write.bytes(4096) + Kind::Done.bytes(4096), 72 + 4096 + 24);
         let large = [Kind::Write, Kind::Ask, Kind::Answer, Kind::Done];
         assert_eq!(large.iter().map(|k| k.bytes(131_072)).sum::<usize>(), 72 + 24 + 24 + 131_072 + 24);
+    }
+
+    #[test]
+    fn waking_a_bare_thread_is_timed_as_often_as_asked() {
+        let found = after_idle(Duration::from_millis(1), 3, 4096, 0).unwrap();
+        assert!(found.len() == 3 && found.iter().all(|us| *us > 0.0), "{found:?}");
     }
 
     #[test]

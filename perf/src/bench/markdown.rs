@@ -123,21 +123,22 @@ fn cells(out: &mut String, race: &Race) {
         return;
     }
     out.push_str(
-        "\n## Throughput\n\n| cell | Addax IOPS | | SPDK IOPS | floor IOPS | Addax / SPDK | Addax / floor |\n",
+        "\n## Throughput\n\n| cell | Addax IOPS | | SPDK IOPS | floor IOPS | Addax / SPDK | Addax / floor | Addax / plain device |\n",
     );
-    out.push_str("|---|---|---|---|---|---|---|\n");
+    out.push_str("|---|---|---|---|---|---|---|---|\n");
     for result in &race.cells {
         let CellResult { cell, addax, spdk, floor, .. } = result;
         let bandwidth = summary(addax, BYTES_PER_S).map_or_else(String::new, |s| format!("{}/s", Bytes(s.median)));
         let (ours, stock, bound) = (summary(addax, IOPS), summary(spdk, IOPS), summary(floor, IOPS));
         let _ = writeln!(
             out,
-            "| {cell} | {} | {bandwidth} | {} | {} | {} | {} |",
+            "| {cell} | {} | {bandwidth} | {} | {} | {} | {} | {} |",
             figure(ours),
             figure(stock),
             figure(bound),
             ratio(result.iops_ratio()),
-            ratio(result.floor_iops_ratio())
+            ratio(result.floor_iops_ratio()),
+            ratio(result.plain_iops_ratio())
         );
     }
     out.push_str("\n## Latency\n\nMicroseconds, p50 / p99 / p99.9.\n\n");

@@ -219,14 +219,14 @@ fn group(
     course.check()?;
     course.teller.passing(&format!("preparing: {}", device.title()));
     let prepare = |side: &Side| Contestant::prepare(side, device, lba, course.folder, course.args.target_cpu);
-    let mut addax = prepare(&course.addax);
+    let addax = prepare(&course.addax);
     let spdk = course.spdk.as_ref().map(prepare);
     for (side, found) in [("Addax", Some(&addax)), ("SPDK", spdk.as_ref())] {
         let note = found.and_then(|found| note(side, device, found));
         race.notes.extend(note.filter(|note| !race.notes.contains(note)));
     }
     // A stock target without the device does not keep Addax from being measured.
-    let mut spdk = spdk.and_then(Result::ok);
+    let spdk = spdk.and_then(Result::ok);
     match &addax {
         Ok(contestant) => contestant.version().clone_into(&mut race.addax),
         Err(Absence::Unable) => return Ok(()),
@@ -235,17 +235,37 @@ fn group(
     if let Some(contestant) = &spdk {
         race.spdk = Some(contestant.version().to_owned());
     }
+    let plain = plain_device(course, device, lba);
+    if let Some(Err(why)) = &plain {
+        race.notes.push(format!("{}: not compared with its plain device: {why}", device.name()));
+    }
+    let mut sides = Sides { addax, spdk, plain: plain.and_then(Result::ok) };
     for cell in cells {
         if let Some(why) = course.generator.refuses(cell) {
             race.notes.push(format!("{cell}: left out: {why}"));
             continue;
         }
         let done = race.cells.len();
-        let result = pairs(course, cell, &mut addax, &mut spdk, &progress(done, total, began))?;
+        let result = pairs(course, cell, &mut sides, &progress(done, total, began))?;
         course.teller.line(&format!("[{:>3}/{total}] {}", done + 1, short(&result)));
         race.cells.push(result);
     }
     Ok(())
+}
+
+/// Who takes part in the cells of a device.
+struct Sides {
+    addax: Result<Contestant, Absence>,
+    spdk: Option<Contestant>,
+    plain: Option<Contestant>,
+}
+
+/// Another process of the same engine, with the device that this one is compared with.
+fn plain_device(course: &Course<'_>, device: Device, lba: u32) -> Option<Result<Contestant, Absence>> {
+    let (plain, _) = device.plain()?;
+    let folder = course.folder.join("plain");
+    let made = std::fs::create_dir_all(&folder).map_err(|e| Absence::Failed(format!("{}: {e}", folder.display())));
+    Some(made.and_then(|()| Contestant::prepare(&course.addax, plain, lba, &folder, course.args.target_cpu)))
 }
 
 fn progress(done: usize, total: usize, began: Instant) -> String {
@@ -259,16 +279,16 @@ fn progress(done: usize, total: usize, began: Instant) -> String {
     format!("[{:>3}/{total}{left}]", done + 1)
 }
 
-fn pairs(
-    course: &Course<'_>,
-    cell: &Cell,
-    addax: &mut Result<Contestant, Absence>,
-    spdk: &mut Option<Contestant>,
-    progress: &str,
-) -> Result<CellResult, Failure> {
-    let name = cell.to_string();
-    let mut result =
-        CellResult { cell: name, addax: Vec::new(), spdk: Vec::new(), floor: Vec::new(), failures: Vec::new() };
+fn pairs(course: &Course<'_>, cell: &Cell, sides: &mut Sides, progress: &str) -> Result<CellResult, Failure> {
+    let mut result = CellResult {
+        cell: cell.to_string(),
+        addax: Vec::new(),
+        spdk: Vec::new(),
+        floor: Vec::new(),
+        plain: Vec::new(),
+        failures: Vec::new(),
+    };
+    let Sides { addax, spdk, plain } = sides;
     let addax = match addax {
         Ok(contestant) => contestant,
         Err(why) => {
@@ -279,12 +299,13 @@ fn pairs(
     for pair in 0..course.args.pairs {
         course.check()?;
         course.teller.passing(&format!("{progress} {cell} pair {} of {}", pair + 1, course.args.pairs));
-        match self::pair(course, cell, addax, spdk.as_mut(), pair % 2 == 0) {
+        match self::pair(course, cell, addax, (spdk.as_mut(), plain.as_mut()), pair % 2 == 0) {
             // Only whole pairs count, in each list at the same place.
-            Ok((floor, ours, stock)) => {
-                result.floor.push(floor);
-                result.addax.push(ours);
-                result.spdk.extend(stock);
+            Ok(found) => {
+                result.floor.push(found.floor);
+                result.addax.push(found.ours);
+                result.spdk.extend(found.stock);
+                result.plain.extend(found.plain);
             }
             Err(why) => {
                 course.check()?;
@@ -297,30 +318,38 @@ fn pairs(
     Ok(result)
 }
 
-/// The floor, then both sides in the order asked for.
+/// What is measured together.
+struct Pair {
+    floor: Run,
+    ours: Run,
+    stock: Option<Run>,
+    plain: Option<Run>,
+}
+
+/// The floor, then the sides in the order asked for: Addax is between the other two.
 fn pair(
     course: &Course<'_>,
     cell: &Cell,
     addax: &mut Contestant,
-    spdk: Option<&mut Contestant>,
-    addax_first: bool,
-) -> Result<(Run, Run, Option<Run>), String> {
+    (spdk, plain): (Option<&mut Contestant>, Option<&mut Contestant>),
+    plain_first: bool,
+) -> Result<Pair, String> {
     let BenchArgs { seconds, target_cpu, load_cpu, .. } = *course.args;
     let floor_time = Duration::from_secs_f64(f64::from(seconds) * FLOOR_PART);
     let floor = floor::measure(cell, floor_time, target_cpu, load_cpu).map_err(|e| format!("floor: {e}"))?;
     let measure = |side: &mut Contestant, name: &str| {
         side.measure(cell, &course.generator, seconds, load_cpu).map_err(|e| format!("{name}: {e}"))
     };
-    let Some(spdk) = spdk else { return Ok((floor, measure(addax, "addax")?, None)) };
-    let (ours, stock);
-    if addax_first {
-        ours = measure(addax, "addax")?;
-        stock = measure(spdk, "spdk")?;
-    } else {
-        stock = measure(spdk, "spdk")?;
-        ours = measure(addax, "addax")?;
+    let (mut stock, mut beside) = (None, None);
+    let mut others = [(spdk, "spdk", &mut stock), (plain, "plain device", &mut beside)];
+    if plain_first {
+        others.reverse();
     }
-    Ok((floor, ours, Some(stock)))
+    let [(first, first_name, first_run), (last, last_name, last_run)] = others;
+    *first_run = first.map(|side| measure(side, first_name)).transpose()?;
+    let ours = measure(addax, "addax")?;
+    *last_run = last.map(|side| measure(side, last_name)).transpose()?;
+    Ok(Pair { floor, ours, stock, plain: beside })
 }
 
 /// What a reader must know of one side's device.
@@ -346,7 +375,9 @@ fn short(result: &CellResult) -> String {
     };
     let ratio = result.iops_ratio().map(|r| format!("  spdk {}  ratio {:.3}", side(spdk), r.median));
     let floor = result.floor_iops_ratio().map(|r| format!("  of floor {:.3}", r.median));
-    format!("{cell:<30} addax {}{}{}", side(addax), ratio.unwrap_or_default(), floor.unwrap_or_default())
+    let plain = result.plain_iops_ratio().map(|r| format!("  of plain device {:.3}", r.median));
+    let [ratio, plain, floor] = [ratio, plain, floor].map(Option::unwrap_or_default);
+    format!("{cell:<30} addax {}{ratio}{plain}{floor}", side(addax))
 }
 
 #[cfg(test)]

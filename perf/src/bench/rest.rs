@@ -1,7 +1,7 @@
 //! What an engine costs at rest, and whether it listens at full load: figures that are no cells.
 //!
 //! *Many connected volumes, no I/O*: processor time over [`WINDOW`] with and without keep-alives, the first I/O after
-//! such a window against the usual one, memory for each volume. *Full load*: how long calls take while the engine, all of
+//! such a window against the usual one (and what waking a bare thread costs on this machine), memory for each volume. *Full load*: how long calls take while the engine, all of
 //! it on one processor, serves I/O at depth 128.
 //!
 //! *Hosts* are plain sockets of this process, without any load of their own. The first I/O is timed by a host that polls
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::contest::{Contestant, Memory, Side, apply, free_port, version};
+use super::floor;
 use super::generator::Length;
 use super::matrix::{Cell, Device, Pattern};
 use super::race::Course;
@@ -58,7 +59,7 @@ const CALL_LIMIT: f64 = 10.0;
 type Figures = Vec<(&'static str, f64)>;
 
 /// What is measured: name, unit, promise, how.
-const KINDS: [(&str, &str, Option<f64>, &str); 8] = [
+const KINDS: [(&str, &str, Option<f64>, &str); 9] = [
     ("idle processor", "% of a core", Some(CPU_LIMIT), "connected volumes without I/O or keep-alives, over 10 s"),
     (
         "idle processor with keep-alives",
@@ -71,6 +72,12 @@ const KINDS: [(&str, &str, Option<f64>, &str); 8] = [
         "µs",
         Some(FIRST_LIMIT),
         "4 KiB read after 10 s without any, median, less the median at depth 1",
+    ),
+    (
+        "bare sockets after idle, above busy",
+        "µs",
+        None,
+        "the same bytes from a thread that waited in the kernel for a second, less the same: what waking costs here",
     ),
     ("4 KiB read at depth 1, busy", "µs", None, "median, by a host that polls"),
     ("memory with one volume", "MiB", Some(ONE_LIMIT), "resident, one connected volume, memory options as they come"),
@@ -153,6 +160,8 @@ fn at_rest(course: &Course<'_>, side: &Side, race: &mut Race, figures: &mut Figu
     }
     figures.push(("idle processor", median(&mut shares)));
     figures.push(("first I/O after idle, above busy", median(&mut firsts) - busy));
+    let bare = floor::after_idle(WINDOW / 10, 10 * WINDOWS, 4096, course.args.target_cpu);
+    figures.push(("bare sockets after idle, above busy", median(&mut bare.map_err(|e| e.to_string())?) - busy));
     Ok(())
 }
 

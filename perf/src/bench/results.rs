@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::matrix::Device;
 use super::parse::Run;
 use super::stats::{Summary, paired_ratios};
 
@@ -58,6 +59,9 @@ pub struct CellResult {
     pub spdk: Vec<Run>,
     /// The floor, measured beside each pair.
     pub floor: Vec<Run>,
+    /// The plainer device of the same engine, if the cell's has one, measured beside each pair.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub plain: Vec<Run>,
     /// What went wrong.
     pub failures: Vec<String>,
 }
@@ -137,6 +141,12 @@ impl CellResult {
         ratio(&self.addax, &self.spdk, IOPS)
     }
 
+    /// IOPS by those of the plainer device of the same engine.
+    #[must_use]
+    pub fn plain_iops_ratio(&self) -> Option<Summary> {
+        ratio(&self.addax, &self.plain, IOPS)
+    }
+
     /// Tail latency of Addax by that of the stock target, in pairs.
     #[must_use]
     pub fn tail_ratio(&self) -> Option<Summary> {
@@ -160,13 +170,23 @@ impl CellResult {
     pub fn promises(&self) -> Vec<Promise> {
         let mut all = Vec::new();
         let parts: Vec<&str> = self.cell.split('/').collect();
-        let &[device, pattern, block, depth, "c1"] = parts.as_slice() else { return all };
-        if !["null", "malloc", "raid1x3"].contains(&device) || pattern == "mixed" || !["4k", "128k"].contains(&block) {
+        let &[name, pattern, block, depth, "c1"] = parts.as_slice() else { return all };
+        let Some(device) = Device::ALL.into_iter().find(|device| device.name() == name) else { return all };
+        if let Some(((_, bound), found)) = device.plain().zip(self.plain_iops_ratio()) {
+            let (found, kept) = (found.median, found.median >= bound);
+            all.push(Promise { what: "IOPS / plain device", found, bound, kept });
+        }
+        let plain = matches!(device, Device::Null | Device::Malloc | Device::Raid1);
+        if !(plain || device.is_lvol() && pattern == "write") || pattern == "mixed" || !["4k", "128k"].contains(&block)
+        {
             return all;
         }
         if let Some(found) = self.iops_ratio().map(|r| r.median) {
             let kept = found >= IOPS_RATIO_MIN;
             all.push(Promise { what: "IOPS / SPDK", found, bound: IOPS_RATIO_MIN, kept });
+        }
+        if !plain {
+            return all;
         }
         let tail = self.tail_ratio().filter(|_| ["qd1", "qd32"].contains(&depth));
         if let Some(found) = tail.map(|r| r.median) {
@@ -197,6 +217,7 @@ pub(super) mod samples {
             addax: [0.9, 1.0, 1.1].map(|factor| run(addax * factor)).to_vec(),
             spdk: spdk.iter().flat_map(|s| [0.9, 1.0, 1.1].map(|factor| run(s * factor))).collect(),
             floor: [1.0, 1.0, 1.0].map(|factor| run(addax * 1.2 * factor)).to_vec(),
+            plain: Vec::new(),
             failures: Vec::new(),
         };
         Race {
@@ -246,6 +267,14 @@ mod tests {
         assert_eq!(short, [("IOPS / SPDK", false), ("p99.9 / SPDK", true), ("latency / floor", true)]);
         assert!((promises[0].found - 100.0 / 110.0).abs() < 1e-9);
         assert_eq!(race.extras[0].is_kept(), Some(true));
+    }
+
+    #[test]
+    fn lvols_are_judged_by_the_plain_device_too() {
+        let mut race = samples::race(&[("lvol-thick/write/4k/qd32/c1", 100.0, Some(80.0))]);
+        race.cells[0].plain = vec![samples::run(95.0), samples::run(110.0), samples::run(120.0)];
+        let found: Vec<_> = race.cells[0].promises().iter().map(|p| (p.what, p.kept)).collect();
+        assert_eq!(found, [("IOPS / plain device", false), ("IOPS / SPDK", true)]);
     }
 
     #[test]

@@ -10,18 +10,24 @@
 
 use std::collections::VecDeque;
 
+use crate::config::VolumeId;
 use crate::config::{Config, ReplicaId};
 use crate::events::{
     Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, OpenParams, Options, Payload,
-    StopReason, SwapReason,
+    StopReason,
 };
 use crate::gate::Gate;
 use crate::host::HostOps;
+use crate::lease::Lease;
+use crate::legmeta::MetaState;
 use crate::legs::{IoEntry, IoTable, Leg, LegMask, Legs, Owner, Role};
-use crate::open::{CoreError, check_bounds, open_legs};
+use crate::marks::Marks;
+use crate::open::{CoreError, check_bounds, open_legs, open_wib};
 use crate::overlap::{LockKey, LockKind, RangeLocks};
 use crate::rebuild::Copies;
+use crate::regions::Regions;
 use crate::repair::Repairs;
+use crate::wib::Wib;
 
 /// What the core looks like from outside, for status reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +42,18 @@ pub struct Status {
     pub frozen: bool,
     /// Members are being made equal; hosts wait.
     pub equalising: bool,
+    /// Reads whose data is there and whose answer waits until every member has confirmed (rule 16).
+    pub held_reads: usize,
     /// Rebuilds: leg, replica, blocks copied.
     pub rebuilds: Vec<(LegId, ReplicaId, u64)>,
     /// Legs whose connection is lost.
     pub lost: Vec<LegId>,
+    /// Regions in which members may still differ since an earlier engine.
+    pub inherited_regions: u32,
+    /// Regions with writes in flight or lately.
+    pub live_regions: u32,
+    /// Writes to meta areas so far, over all legs.
+    pub meta_writes: u64,
     /// Stopped or closed.
     pub finished: bool,
 }
@@ -49,6 +63,7 @@ pub struct Status {
 pub(crate) enum LockOwner {
     Host(u32),
     Copy(u32),
+    Region(u32),
     /// Keeps hosts out while members are made equal.
     Barrier,
 }
@@ -63,6 +78,8 @@ pub(crate) enum Life {
         sent: LegMask,
         done: LegMask,
     },
+    /// All flushed; meta areas are told.
+    ClosingMeta,
     /// All flushed; the swap says so.
     ClosingSwap,
     Closed,
@@ -72,6 +89,8 @@ pub(crate) enum Life {
 /// The mirror core of one volume. See the crate's documentation.
 #[derive(Debug)]
 pub struct Core {
+    pub(crate) volume: VolumeId,
+    pub(crate) block_size: u32,
     pub(crate) num_blocks: u64,
     pub(crate) options: Options,
     pub(crate) gate: Gate,
@@ -81,7 +100,17 @@ pub struct Core {
     pub(crate) host: HostOps,
     pub(crate) copies: Copies,
     pub(crate) repairs: Repairs,
+    pub(crate) lease: Lease,
+    /// Write-intent bits; `None` when the volume has no meta areas.
+    pub(crate) wib: Option<Wib>,
+    pub(crate) meta: MetaState,
+    pub(crate) marks: Marks,
+    pub(crate) regions: Regions,
+    /// `S` had one member at opening: whatever it is, every copy came from it.
+    pub(crate) opened_single: bool,
     pub(crate) life: Life,
+    /// Time of the input being taken.
+    pub(crate) now: Nanos,
     /// Legs whose answer an acknowledgement needs now: required ones and mirrored joiners.
     pub(crate) expected: LegMask,
     /// Ranges granted and not yet started.
@@ -112,10 +141,15 @@ impl Core {
         if params.num_blocks != params.config.size_blocks {
             return Err(CoreError::Size { num_blocks: params.num_blocks, recorded: params.config.size_blocks });
         }
-        let legs = open_legs(&params)?;
+        let wib = open_wib(&mut params)?;
+        let legs = open_legs(&params, wib.as_ref())?;
         let options = params.options;
-        let capacity = options.max_inflight as usize + options.copy_queue_depth as usize + 1;
+        let opened_single = params.config.in_sync.len() == 1;
+        let region_slots = if wib.is_some() { options.copy_queue_depth } else { 0 };
+        let capacity = options.max_inflight as usize + options.copy_queue_depth as usize * 2 + 1;
         let mut core = Self {
+            volume: params.volume,
+            block_size: params.block_size,
             num_blocks: params.num_blocks,
             options,
             gate: Gate::new(params.config),
@@ -125,7 +159,14 @@ impl Core {
             host: HostOps::new(options.max_inflight),
             copies: Copies::new(options.copy_queue_depth, options.copy_window_blocks),
             repairs: Repairs::default(),
+            lease: Lease::default(),
+            wib,
+            meta: MetaState::new(),
+            marks: Marks::default(),
+            regions: Regions::new(region_slots),
+            opened_single,
             life: Life::Running,
+            now: 0,
             expected: LegMask::EMPTY,
             ready: VecDeque::new(),
             granted: Vec::new(),
@@ -166,6 +207,7 @@ impl Core {
 
     /// Takes one input and appends the actions that follow from it, in the order to be carried out.
     pub fn apply(&mut self, now: Nanos, input: Input, out: &mut Vec<Action>) {
+        self.now = now;
         if matches!(self.life, Life::Stopped | Life::Closed) {
             self.apply_finished(input, out);
             return;
@@ -174,11 +216,12 @@ impl Core {
         match input {
             Input::Host { id, op, lba, blocks } => self.apply_host(id, op, lba, blocks, out),
             Input::LegDone { leg, io, result } => self.apply_leg_done(now, leg, io, result, out),
+            Input::MetaRead { leg, io, data } => self.apply_meta_read(leg, io, data, out),
             Input::LegLost { leg, announced } => self.apply_leg_lost(now, leg, announced, out),
             Input::LegBack { leg, cache_lost } => self.apply_leg_back(now, leg, cache_lost, out),
             Input::LegFenced { leg } => self.apply_leg_fenced(leg, out),
             Input::SwapAnswer { swap, outcome } => self.apply_swap_answer(now, swap, outcome, out),
-            Input::AddLeg { leg, replica, local } => self.apply_add_leg(leg, replica, local, out),
+            Input::AddLeg { leg, replica, local, meta } => self.apply_add_leg(leg, replica, (local, meta), out),
             Input::RemoveLeg { leg } => self.apply_remove_leg(leg, out),
             Input::Close => {
                 if self.life == Life::Running {
@@ -209,6 +252,7 @@ impl Core {
                 match owner {
                     LockOwner::Host(slot) => self.start_host(slot, out),
                     LockOwner::Copy(slot) => self.start_copy(slot, out),
+                    LockOwner::Region(slot) => self.start_region(slot, out),
                     LockOwner::Barrier => {}
                 }
             }
@@ -217,14 +261,27 @@ impl Core {
                 self.rescan_hosts(out);
                 self.rescan_copies(out);
             }
+            self.pump_lease(out);
             self.pump_repair(out);
             self.pump_copies(out);
+            self.pump_bits(out);
             self.pump_close(out);
             self.pump_swap(now, out);
             if self.ready.is_empty() && !self.rescan {
                 return;
             }
         }
+    }
+
+    /// Everything about bits and meta areas; nothing without them.
+    fn pump_bits(&mut self, out: &mut Vec<Action>) {
+        if self.wib.is_some() {
+            self.pump_regions();
+            self.pump_marks();
+            self.pump_clear(out);
+            self.pump_marks(); // Room that was made is used by the same meta write.
+        }
+        self.pump_meta(out);
     }
 
     /// Asks to be woken for the next deadline, when it is another one than last time.
@@ -256,7 +313,7 @@ impl Core {
         leg.reading += u32::from(reads);
         leg.changing += u32::from(changes);
         leg.changes += u64::from(changes && op != Op::Write { fua: true });
-        let io = self.io.insert(IoEntry { leg: target, owner, reads, changes, covers });
+        let io = self.io.insert(IoEntry { leg: target, owner, reads, changes, covers, sent: self.now });
         let (lba, blocks) = range;
         out.push(Action::LegIo { leg: target, io, op, lba, blocks, payload });
     }
@@ -307,6 +364,9 @@ impl Core {
             if let (Ok(()), Some(covers)) = (result, entry.covers) {
                 leg.changes_flushed = leg.changes_flushed.max(covers);
             }
+            if matches!(result, Ok(()) | Err(LegError::Media | LegError::NoSpace)) {
+                leg.confirmed = leg.confirmed.max(Some(entry.sent));
+            }
         }
         // What a leg that left did counts for nothing.
         let dropped = self.legs.get(entry.leg).is_none_or(|l| l.role == Role::Dropped);
@@ -317,6 +377,10 @@ impl Core {
             Owner::Repair => self.repair_io_done(entry.leg, entry.reads, result, out),
             Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
             Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
+            Owner::Probe => self.probe_done(entry.leg),
+            Owner::ClearFlush => self.clear_flush_done(entry.leg, result),
+            Owner::Region { slot } => self.region_io_done(slot, entry.leg, result, out),
+            Owner::Meta(part) => self.meta_io_done(entry.leg, part, result, out),
         }
         self.legs.reap(entry.leg);
     }
@@ -329,6 +393,7 @@ impl Core {
             out.push(Action::LegDrop { leg: leg.id, reason: DropReason::Stopped });
         }
         self.host.fail_all(HostError::PathGone, out);
+        self.lease.held = 0;
         self.ready.clear();
         out.push(Action::Stopped { reason });
     }
@@ -344,7 +409,10 @@ impl Core {
             }
             gate.requires(&l.replica) || (joiners_count && l.is_mirrored_joiner())
         });
+        self.lease.required = self.legs.mask(|l| l.role != Role::Dropped && gate.requires(&l.replica));
+        self.lease.valid_until = 0;
         self.rescan = true;
+        self.meta.pump = true;
     }
 
     /// Rule 10 broken on purpose.
@@ -381,63 +449,6 @@ impl Core {
         self.take_granted();
     }
 
-    /// Ends an orderly close step by step: drain, flush every member; the swap follows in `pump_swap`.
-    fn pump_close(&mut self, out: &mut Vec<Action>) {
-        if self.life == Life::Draining
-            && self.host.is_empty()
-            && self.copies.is_idle()
-            && self.repairs.is_idle()
-            && self.barrier.is_none()
-        {
-            self.life = Life::ClosingFlush { sent: LegMask::EMPTY, done: LegMask::EMPTY };
-        }
-        let Life::ClosingFlush { mut sent, done } = self.life else { return };
-        for leg in self.expected.without(sent.or(done)).iter() {
-            if self.legs.get(leg).is_some_and(Leg::is_sendable) {
-                sent.insert(leg);
-                self.send(leg, Owner::CloseFlush, Op::Flush, (0, 0), Payload::None, out);
-            }
-        }
-        self.life = Life::ClosingFlush { sent, done };
-        if self.expected.without(done).is_empty() {
-            self.life = Life::ClosingSwap;
-        }
-    }
-
-    fn close_flush_done(&mut self, leg: LegId, result: Result<(), LegError>, out: &mut Vec<Action>) {
-        if let Life::ClosingFlush { sent, done } = &mut self.life {
-            sent.remove(leg);
-            match result {
-                Ok(()) => done.insert(leg),
-                Err(LegError::Gone) => {}
-                Err(error) => {
-                    if !self.eject_or_drop(leg, DropReason::WriteFailed(error)) {
-                        self.stop(StopReason::CloseFailed { leg }, out);
-                    }
-                }
-            }
-        }
-    }
-
-    /// The record with the orderly close, once everything else is done.
-    pub(crate) fn plan_close(&self) -> Option<(Config, SwapReason)> {
-        (self.life == Life::ClosingSwap).then(|| {
-            let mut next = self.gate.config.clone();
-            next.clean = true;
-            (next, SwapReason::Close)
-        })
-    }
-
-    /// The close is recorded.
-    pub(crate) fn closed(&mut self, out: &mut Vec<Action>) {
-        self.life = Life::Closed;
-        for leg in self.legs.iter_mut().filter(|l| l.role != Role::Dropped) {
-            leg.role = Role::Dropped;
-            out.push(Action::LegDrop { leg: leg.id, reason: DropReason::Stopped });
-        }
-        out.push(Action::Closed);
-    }
-
     /// The committed record.
     #[must_use]
     pub fn config(&self) -> &Config {
@@ -447,13 +458,17 @@ impl Core {
     /// Number of copy buffers (of `copy_window_blocks` each) the runner provides.
     #[must_use]
     pub fn copy_slots(&self) -> u32 {
-        self.copies.depth() + 1
+        self.copies.depth() + 1 + self.regions.depth()
     }
 
     /// Blocks of a copy buffer.
     #[must_use]
     pub fn copy_window_blocks(&self) -> u32 {
         self.copies.window()
+    }
+
+    pub(crate) fn inherited_left(&self) -> u32 {
+        self.wib.as_ref().map_or(0, |w| w.inherited_left)
     }
 
     /// Whether one more host command would be accepted.
@@ -478,8 +493,12 @@ impl Core {
             swapping: self.gate.pending.is_some(),
             frozen: self.frozen,
             equalising: self.barrier.is_some(),
+            held_reads: self.lease.held,
             rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(copied).collect(),
             lost: self.legs.iter().filter(|l| !l.is_up() && l.role != Role::Dropped).map(|l| l.id).collect(),
+            inherited_regions: self.inherited_left(),
+            live_regions: self.wib.as_ref().map_or(0, Wib::live_len),
+            meta_writes: self.meta.writes,
             finished: self.is_finished(),
         }
     }

@@ -15,11 +15,19 @@
 //!   names it is done, which may be after `HostDone` if a leg was dropped meanwhile.
 //! - Every [`Action::Swap`] gets exactly one [`Input::SwapAnswer`], within the runner's own deadline
 //!   ([`SwapOutcome::Unknown`] when it passed).
+//! - The time given with an input is read from the clock after the inputs before it had arrived. An engine that was
+//!   stopped in between must not answer a read by a time from before the stop (rule 16).
+//! - A meta write is durable when it is answered (force unit access, or a flush after it). `MetaIo` is answered as
+//!   `LegIo` is, but a read that succeeded by [`Input::MetaRead`].
 //! - I/O that hangs is the runner's to end: its transport's timeout turns it into `LegLost`.
 
-use crate::config::{Config, ConfigVersion, ReplicaId};
+use std::sync::Arc;
 
-/// A point in time in nanoseconds of a clock that never goes back. Only differences count.
+use crate::config::{Config, ConfigVersion, ReplicaId};
+use crate::meta::RegionBits;
+
+/// A point in time in nanoseconds of a clock that never goes back and that runs on while the machine is suspended
+/// (rule 16). Only differences count.
 pub type Nanos = u64;
 
 /// Number of a leg (a connection to one replica); chosen by the runner, below [`crate::LEGS_MAX`].
@@ -68,6 +76,25 @@ impl Op {
     }
 }
 
+/// What is done with a leg's meta area, in blocks of [`crate::meta::META_BLOCK_BYTES`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetaOp {
+    /// Read blocks.
+    Read {
+        /// First block.
+        block: u64,
+        /// Number of blocks.
+        blocks: u32,
+    },
+    /// Write blocks durably.
+    Write {
+        /// First block.
+        block: u64,
+        /// The bytes of one or more whole blocks.
+        data: Arc<[u8]>,
+    },
+}
+
 /// Where the data of a leg's I/O lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Payload {
@@ -75,6 +102,8 @@ pub enum Payload {
     Host(HostId),
     /// A copy buffer.
     Copy(CopySlot),
+    /// A block that nobody looks at: the runner gives each such read a buffer of its own.
+    Probe,
     /// No data (flushes that the core itself asks for).
     None,
 }
@@ -156,6 +185,8 @@ pub enum DropReason {
     WriteFailed(LegError),
     /// Its disk lost acknowledged writes that were not flushed (rule 1).
     CacheLost,
+    /// Its meta area cannot be read or written.
+    MetaFailed(LegError),
     /// Copying to it failed.
     CopyFailed(LegError),
     /// No member could deliver the blocks to copy.
@@ -271,8 +302,16 @@ pub enum Event {
         /// Which replica.
         replica: ReplicaId,
     },
-    /// All members are equal after an unclean stop and hosts are served (strict mode).
+    /// All members are equal after an unclean stop: no region is inherited any more, or, without bits, the full copy
+    /// is done and hosts are served.
     Equalised,
+    /// The last member cannot keep its meta area; it goes on without.
+    MetaFailed {
+        /// Which.
+        leg: LegId,
+        /// Why.
+        error: LegError,
+    },
     /// The runner asked to remove a member that must stay.
     RemoveRefused {
         /// Which.
@@ -302,6 +341,15 @@ pub enum Input {
         io: IoId,
         /// How it ended.
         result: Result<(), LegError>,
+    },
+    /// A read of a leg's meta area succeeded. One that failed is told by `LegDone`.
+    MetaRead {
+        /// Which leg.
+        leg: LegId,
+        /// Which I/O.
+        io: IoId,
+        /// The bytes.
+        data: Arc<[u8]>,
     },
     /// A leg's connection is lost; everything in flight on it has an unknown outcome.
     LegLost {
@@ -337,6 +385,8 @@ pub enum Input {
         replica: ReplicaId,
         /// It is on this machine.
         local: bool,
+        /// It has a meta area. Not used when the core was opened without any.
+        meta: bool,
     },
     /// A replica is to leave in order.
     RemoveLeg {
@@ -366,6 +416,15 @@ pub enum Action {
         blocks: u32,
         /// Where the data lies.
         payload: Payload,
+    },
+    /// Read or write a leg's meta area, on the session that carries its data.
+    MetaIo {
+        /// Which leg.
+        leg: LegId,
+        /// Number of the I/O, to be given back in `LegDone` or `MetaRead`.
+        io: IoId,
+        /// What to do.
+        op: MetaOp,
     },
     /// Answer the host.
     HostDone {
@@ -413,7 +472,8 @@ pub enum Action {
         /// Why.
         reason: StopReason,
     },
-    /// Closed in order: the record says so.
+    /// Closed in order: everything is flushed, and the record says "clean", or, when regions are still inherited, their
+    /// bits say which.
     Closed,
 }
 
@@ -428,6 +488,15 @@ pub struct LegInit {
     pub local: bool,
     /// It is connected; otherwise the grace window starts at the first input.
     pub up: bool,
+    /// It has a meta area.
+    pub meta: bool,
+}
+
+/// What is known of the regions when a volume with meta areas is opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetaInit {
+    /// Regions in which members may differ; one bit for each region of the volume.
+    pub inherited: RegionBits,
 }
 
 /// Bounds and times of a core.
@@ -447,6 +516,16 @@ pub struct Options {
     pub copy_queue_depth: u32,
     /// Read from a member on this machine when there is one.
     pub prefer_local: bool,
+    /// How long an answer of every member allows reads to be answered (rule 16). The same on all engines of a volume.
+    pub lease_ns: Nanos,
+    /// How long a read is held back while members do not confirm; after that the host is sent to another path.
+    pub lease_hold_ns: Nanos,
+    /// Blocks of a region: a power of two. 0 is the usual of the volume's size, which all replicas share.
+    pub region_blocks: u64,
+    /// Most live regions: so many are made equal after a crash at most, apart from those that were inherited before.
+    pub live_regions_max: u32,
+    /// How long a live region stays so without writes.
+    pub clear_idle_ns: Nanos,
     /// The rule this core breaks on purpose.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<crate::PlantedBug>,
@@ -463,6 +542,13 @@ impl Default for Options {
             copy_window_blocks: 0,
             copy_queue_depth: 4,
             prefer_local: true,
+            lease_ns: 10_000_000_000,
+            // As long as the usual host waits for a command before it resets the path by itself.
+            lease_hold_ns: 30_000_000_000,
+            region_blocks: 0,
+            // 8 GiB in regions of 1 MiB: wide enough for random writes to stay hot, copied in the background in seconds.
+            live_regions_max: 8192,
+            clear_idle_ns: 5_000_000_000,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -485,6 +571,8 @@ pub struct OpenParams {
     /// When set, members may be unequal (strict mode after an unclean stop): this one is copied over the other
     /// members before any host command is served.
     pub equalise_from: Option<LegId>,
+    /// When set, legs with a meta area keep write-intent bits and superblocks. Not together with `equalise_from`.
+    pub meta: Option<MetaInit>,
     /// Bounds and times.
     pub options: Options,
 }

@@ -2,8 +2,10 @@
 //!
 //! *What it is.* The slab of live commands and their life:
 //! ```text
-//! Waiting (for the range lock) ─▶ Running ─▶ answered
-//!                                    └─▶ Repairing (failed write: the range is made equal) ─▶ answered
+//! Waiting (for the range lock) ◀─▶ Parked, Marking (see `marks`)
+//!    └─▶ Running ─▶ answered
+//!           ├─▶ Repairing (failed write: the range is made equal) ─▶ answered
+//!           └─▶ Confirming (read: the members confirm the lease) ─▶ answered
 //! ```
 //! A running change or flush keeps four sets of legs: `need` (whom it was meant for), `sent` (in flight), `ok` and
 //! `failed`. It is acknowledged when `need ∩ expected ⊆ ok`, where `expected` is the core's current set of required
@@ -15,16 +17,22 @@
 //! *When things fail.* See the crate's documentation; the decision is in [`Core::judge_failures`].
 
 use crate::core::{Core, Life, LockOwner};
-use crate::events::{Action, DropReason, Event, HostError, HostId, HostResult, LegError, LegId, Op, Payload};
+use crate::events::{Action, DropReason, Event, HostError, HostId, HostResult, LegError, LegId, Nanos, Op, Payload};
 use crate::legs::{Leg, LegMask, Owner};
 use crate::overlap::{LockKey, LockKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Free,
+    /// Touches an inherited region.
+    Parked,
+    /// Waits until the bits of its regions are durable.
+    Marking,
     Waiting,
     Running,
     Repairing,
+    /// A read whose data is there: the answer waits until the members have confirmed (rule 16).
+    Confirming,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,8 +51,12 @@ pub(crate) struct HostOp {
     /// Of those that failed: they had no room.
     pub(crate) full: LegMask,
     pub(crate) error: Option<LegError>,
+    /// For a read that is held back: when that is given up.
+    pub(crate) hold_until: Nanos,
     /// Its lock is settled: copies may have read its range, so it can no longer be undone by a repair.
     pub(crate) settled: bool,
+    /// It counts as a write of its regions.
+    pub(crate) marked: bool,
 }
 
 /// The live commands.
@@ -84,6 +96,18 @@ impl HostOps {
         self.slots.get_mut(slot as usize).filter(|o| o.stage != Stage::Free)
     }
 
+    pub(crate) fn set_stage(&mut self, slot: u32, stage: Stage) {
+        if let Some(op) = self.get_mut(slot) {
+            op.stage = stage;
+        }
+    }
+
+    pub(crate) fn set_marked(&mut self, slot: u32) {
+        if let Some(op) = self.get_mut(slot) {
+            op.marked = true;
+        }
+    }
+
     fn insert(&mut self, id: HostId, op: Op, lba: u64, blocks: u32) -> u32 {
         let fresh = HostOp {
             id,
@@ -99,7 +123,9 @@ impl HostOps {
             failed: LegMask::EMPTY,
             full: LegMask::EMPTY,
             error: None,
+            hold_until: Nanos::MAX,
             settled: false,
+            marked: false,
         };
         if let Some(slot) = self.free.pop() {
             let generation = self.slots[slot as usize].generation.wrapping_add(1);
@@ -178,6 +204,9 @@ impl Core {
 
     /// Its range is its own now: send it.
     pub(crate) fn start_host(&mut self, slot: u32, out: &mut Vec<Action>) {
+        if self.wib.is_some() && !self.enter_regions(slot) {
+            return;
+        }
         let expected = self.expected;
         let Some(op) = self.host.get_mut(slot).filter(|o| o.stage == Stage::Waiting) else { return };
         op.stage = Stage::Running;
@@ -236,6 +265,7 @@ impl Core {
     ) {
         let Some(op) = self.host.get_mut(slot).filter(|o| o.generation == generation) else { return };
         op.sent.remove(leg);
+        self.rescan |= op.settled; // A copy may wait for a member that has it.
         match result {
             Ok(()) => op.ok.insert(leg),
             // Unknown outcome: sent again when the leg is back.
@@ -253,7 +283,7 @@ impl Core {
             return;
         }
         match result {
-            Ok(()) => self.answer(slot, Ok(()), out),
+            Ok(()) => self.answer_read(slot, out),
             Err(error) => {
                 let (lba, blocks) = (op.lba, op.blocks);
                 if error != LegError::Gone {
@@ -272,6 +302,9 @@ impl Core {
         }
         let missing = op.need.and(self.expected).without(op.ok);
         if missing.is_empty() || self.bends_ack_first(&op) {
+            if !self.meta.carried {
+                return; // Rule 6: the members carry the record first.
+            }
             // `need ∩ expected` cannot be empty here: S never is, and its legs stay expected.
             self.answer(slot, Ok(()), out);
             return;
@@ -328,7 +361,11 @@ impl Core {
     /// Answers the host and lets those go on that waited for the range.
     pub(crate) fn answer(&mut self, slot: u32, result: HostResult, out: &mut Vec<Action>) {
         if let Some(op) = self.host.remove(slot) {
+            self.lease.held -= usize::from(op.stage == Stage::Confirming);
             out.push(Action::HostDone { id: op.id, result });
+            if op.marked {
+                self.unmark(op.lba, op.blocks);
+            }
             if let Some(key) = op.lock {
                 self.release_lock(key);
             }
@@ -370,6 +407,17 @@ impl Core {
             }
         }
         self.take_granted();
+    }
+
+    /// Legs that do not have some settled write that overlaps the range. It was settled when every healthy member had
+    /// it; one that was lost then and is back since would give a copy the data from before it.
+    pub(crate) fn behind_settled(&self, lba: u64, blocks: u32) -> LegMask {
+        let end = lba + u64::from(blocks);
+        let overlaps = |o: &&HostOp| o.lba < end && lba < o.lba + u64::from(o.blocks);
+        let settled = |o: &&HostOp| o.settled && o.stage == Stage::Running;
+        let ops = (0..self.host.slots()).filter_map(|slot| self.host.get(slot)).filter(settled).filter(overlaps);
+        let have = ops.fold(LegMask::ALL, |have, op| have.and(op.ok));
+        LegMask::ALL.without(have)
     }
 
     /// The count of commands sent again to a leg that is back.

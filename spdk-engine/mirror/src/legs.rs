@@ -17,6 +17,7 @@
 use crate::LEGS_MAX;
 use crate::config::ReplicaId;
 use crate::events::{CopySlot, DropReason, IoId, LegId, Nanos};
+use crate::legmeta::LegMeta;
 
 /// A set of legs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,6 +25,7 @@ pub(crate) struct LegMask(u32);
 
 impl LegMask {
     pub(crate) const EMPTY: Self = Self(0);
+    pub(crate) const ALL: Self = Self(u32::MAX);
 
     pub(crate) fn of(leg: LegId) -> Self {
         Self(1 << leg.0)
@@ -109,6 +111,12 @@ pub(crate) struct Leg {
     pub(crate) changes_flushed: u64,
     /// I/O in flight of any kind.
     pub(crate) inflight: u32,
+    /// When the latest I/O was sent that it has answered: until then no newer engine had been promoted there.
+    pub(crate) confirmed: Option<Nanos>,
+    /// A probe is in flight.
+    pub(crate) probing: bool,
+    /// Its meta area, when it has one and the volume uses them.
+    pub(crate) meta: Option<Box<LegMeta>>,
 }
 
 impl Leg {
@@ -126,6 +134,9 @@ impl Leg {
             changes: 0,
             changes_flushed: 0,
             inflight: 0,
+            confirmed: None,
+            probing: false,
+            meta: None,
         }
     }
 
@@ -250,6 +261,25 @@ pub(crate) enum Owner {
     JoinFlush,
     /// The flush of an orderly close.
     CloseFlush,
+    /// A question whether the session still holds.
+    Probe,
+    /// The flush before live bits clear.
+    ClearFlush,
+    /// An inherited region that is being made equal.
+    Region { slot: u32 },
+    /// The meta area.
+    Meta(MetaPart),
+}
+
+/// Which part of a meta area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetaPart {
+    /// Reads the superblock slots.
+    Read,
+    /// Writes a superblock.
+    Superblock,
+    /// Writes bitmap blocks.
+    Bits { first: u32, count: u32 },
 }
 
 /// One I/O in flight.
@@ -261,6 +291,8 @@ pub(crate) struct IoEntry {
     pub(crate) changes: bool,
     /// For a flush: how many changes it covers when it succeeds.
     pub(crate) covers: Option<u64>,
+    /// When it was sent.
+    pub(crate) sent: Nanos,
 }
 
 #[derive(Debug, Clone, Copy)]

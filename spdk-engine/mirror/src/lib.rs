@@ -6,15 +6,20 @@
 //!
 //! *Flow of a write.*
 //! ```text
-//! Host ─▶ range lock (rule 2) ─▶ LegIo to every member and joiner ─▶ all required legs have it? ─▶ HostDone
-//!                                          │ one failed                    ▲ rule 6: only now
-//!                                          └─▶ Swap: S without it ─▶ Committed
+//! Host ─▶ bits durable (rule 18) ─▶ range lock (rule 2) ─▶ LegIo to every member and joiner ─▶ all have it? ─▶ HostDone
+//!                                          │ one failed                                            ▲ rule 6: only now
+//!                                          └─▶ Swap: S without it ─▶ Committed ─▶ superblocks of the survivors
 //! ```
 //! *Flow of a read.* Range lock, shared with other reads (rule 3: it waits for overlapping writes until they are
 //! acknowledged, and they for it) ─▶ one member of `S` ─▶ another one if the first cannot ─▶ `HostDone`.
 //!
+//! A read is answered only while every member has confirmed within the lease that no newer engine exists ([`lease`]).
+//!
 //! *Flow of a rebuild.* `AddLeg` ─▶ swap into `R` ─▶ every write goes to the joiner too and its answer is required ─▶
-//! windows are copied under a range lock ─▶ flush ─▶ swap into `S` ─▶ member.
+//! windows are copied under a range lock ─▶ flush, bits, superblock ─▶ swap into `S` ─▶ member.
+//!
+//! *After a crash.* Bits of all members ─▶ inherited regions ─▶ each is made equal before it is touched, the rest in the
+//! background ─▶ it goes on as a live region ─▶ flushed and cleared when idle.
 //!
 //! *Invariants.*
 //! 1. A host command gets exactly one `HostDone`.
@@ -38,37 +43,45 @@
 //! - *Strict mode cannot shrink*: frozen. A lost member may still come back at any time; a new replica can be added
 //!   and joins although writes are frozen (their ranges are *settled*, see [`overlap`]).
 //!
-//! *Their place, later.* Write-intent bits: between lock and `LegIo` of a write, and in `Opener` after promote.
-//! Stamps: on `ConfigChanged`. Delta: [`rebuild`] skips windows. Lease: a gate in front of reads like [`gate`].
-//! Superblocks carrying `(k, S, R)`: a step between `Committed` and the release of acknowledgements.
+//! *Their place, later.* Stamps: [`Core::dirty_regions`] when the record changes, written with the superblock before
+//! acknowledgements go on. Delta: [`rebuild`] skips windows.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![forbid(unsafe_code)]
 
+mod close;
 pub mod config;
 mod core;
 pub mod events;
 mod gate;
 mod host;
+mod lease;
+mod legmeta;
 mod legs;
+mod marks;
 mod membership;
+pub mod meta;
 mod open;
 pub mod opener;
 pub mod overlap;
 mod rebuild;
+pub mod recover;
+mod regions;
 mod repair;
+mod wib;
 
 pub use crate::config::{
     Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
 };
 pub use crate::core::{Core, Status};
 pub use crate::events::{
-    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit, Nanos,
-    Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
+    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit,
+    MetaInit, MetaOp, Nanos, Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
 };
 pub use crate::open::CoreError;
 pub use crate::opener::{
-    OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError, RecordError,
+    MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError,
+    RaisedInVain, RecordError, ReplicaFacts,
 };
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
@@ -86,12 +99,57 @@ pub enum PlantedBug {
     Rule03ReadsDoNotWait,
     /// Acknowledgements do not wait for the swap that removes a failed member.
     Rule06AckBeforeSwap,
+    /// Strict mode lets members leave although too few would stay.
+    Rule06StrictShrinks,
     /// A swap of unknown outcome is taken for committed.
     Rule07AssumeCommitted,
+    /// `k` stays as it is when a set changes.
+    Rule08SameNumber,
+    /// A joiner does not take over its source's bits.
+    Rule09JoinWithoutBits,
     /// A joiner gets no writes before it is a member.
     Rule10JoinWithoutMirroring,
+    /// An engine that lost all members ejects all but one.
+    Rule12EjectAlthoughSuspect,
     /// "Fenced" is taken for success.
     Rule13FencedCountsAsDone,
     /// Members that were not promoted stay in `S` when the volume is opened.
     Rule15OpenKeepsUnpromoted,
+    /// Reads are answered without any confirmation of the members.
+    Rule16NoReadGate,
+    /// The new engine does not wait until the old one's lease is over.
+    Rule16NoWait,
+    /// Data goes out before the bit of its region is durable.
+    Rule18DataBeforeBits,
+    /// Inherited regions are read without being made equal.
+    Rule18ReadInherited,
+    /// Live bits clear without a flush.
+    Rule18ClearBeforeFlush,
+    /// A live bit clears though a write to its region began since the flush did.
+    Rule18ClearThoughWritten,
+}
+
+#[cfg(feature = "planted-bugs")]
+impl PlantedBug {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::Rule01AckFirst,
+        Self::Rule02NoOverlapOrder,
+        Self::Rule03ReadsDoNotWait,
+        Self::Rule06AckBeforeSwap,
+        Self::Rule06StrictShrinks,
+        Self::Rule07AssumeCommitted,
+        Self::Rule08SameNumber,
+        Self::Rule09JoinWithoutBits,
+        Self::Rule10JoinWithoutMirroring,
+        Self::Rule12EjectAlthoughSuspect,
+        Self::Rule13FencedCountsAsDone,
+        Self::Rule15OpenKeepsUnpromoted,
+        Self::Rule16NoReadGate,
+        Self::Rule16NoWait,
+        Self::Rule18DataBeforeBits,
+        Self::Rule18ReadInherited,
+        Self::Rule18ClearBeforeFlush,
+        Self::Rule18ClearThoughWritten,
+    ];
 }

@@ -22,6 +22,7 @@ use crate::config::{Config, ReplicaId};
 use crate::core::{Core, Life};
 use crate::events::{Action, DropReason, Event, LegId, Nanos, StopReason, SwapId, SwapOutcome, SwapReason};
 use crate::gate::Verdict;
+use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Link, Role};
 
 impl Core {
@@ -68,11 +69,15 @@ impl Core {
         self.mark_lost(now, id, false, out);
         self.fail_inflight(id, out);
         let asked = self.leave_is_asked(id);
+        self.meta.pump = true;
         let Some(leg) = self.legs.get_mut(id) else { return };
         leg.link = Link::Up;
         if leg.eject == Some(DropReason::Lost) && !asked {
             // Its window was over but no swap could be sent for it: it is welcome again.
             leg.eject = None;
+            if leg.unequal {
+                self.copies.begin(id); // Its copy had ended with it.
+            }
             self.update_expected();
         } else if leg.is_failed() {
             return; // Dropped already, or will be when the swap is committed.
@@ -120,8 +125,17 @@ impl Core {
         true
     }
 
-    pub(crate) fn apply_add_leg(&mut self, leg: LegId, replica: ReplicaId, local: bool, out: &mut Vec<Action>) {
-        let fresh = Leg::new(leg, replica, local, Role::Announced, Link::Up);
+    pub(crate) fn apply_add_leg(
+        &mut self,
+        leg: LegId,
+        replica: ReplicaId,
+        (local, meta): (bool, bool),
+        out: &mut Vec<Action>,
+    ) {
+        let mut fresh = Leg::new(leg, replica, local, Role::Announced, Link::Up);
+        if let Some(wib) = self.wib.as_ref().filter(|_| meta) {
+            fresh.meta = Some(Box::new(LegMeta::new(wib.geometry.bits_blocks())));
+        }
         let member = self.gate.requires(&fresh.replica);
         if self.life != Life::Running || member || !self.legs.insert(fresh) {
             out.push(Action::LegDrop { leg, reason: DropReason::Refused });
@@ -145,7 +159,32 @@ impl Core {
     /// How many members may leave by the record.
     fn may_leave(&self) -> usize {
         let config = &self.gate.config;
-        config.in_sync.len().saturating_sub(config.members_min())
+        let min = if self.bends_strict() { 1 } else { config.members_min() };
+        config.in_sync.len().saturating_sub(min)
+    }
+
+    /// Rule 12 broken on purpose: an engine that lost everybody ejects them.
+    fn bends_suspicion(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule12EjectAlthoughSuspect)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
+    }
+
+    /// Rule 6 broken on purpose: strict mode shrinks below its minimum.
+    fn bends_strict(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule06StrictShrinks)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
     }
 
     /// One more member may be marked to leave.
@@ -164,7 +203,7 @@ impl Core {
         for id in self.legs.mask(|l| !l.is_up() && !l.is_failed()).iter() {
             let expired = self.grace_end(id).is_some_and(|end| end <= now);
             let member = members.contains(id);
-            if !expired || (member && self.all_lost) {
+            if !expired || (member && self.all_lost && !self.bends_suspicion()) {
                 continue;
             }
             if member && !self.may_shrink() {
@@ -191,7 +230,8 @@ impl Core {
     pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let swap = self.gate.pending.as_ref().and_then(|s| s.retry_at);
         let lost = self.legs.iter().filter(|l| !l.is_failed()).filter_map(|l| self.grace_end(l.id));
-        lost.chain(swap).filter(|at| *at > now).min()
+        let later = self.lease_deadline().into_iter().chain(self.marks.look_at);
+        lost.chain(swap).chain(later).filter(|at| *at > now).min()
     }
 
     /// Asks for the next swap, or again for the one that is not settled.
@@ -226,6 +266,10 @@ impl Core {
 
     fn next_config(&self) -> Config {
         let mut next = self.gate.config.clone();
+        #[cfg(feature = "planted-bugs")]
+        if self.options.bug == Some(crate::PlantedBug::Rule08SameNumber) {
+            return next;
+        }
         next.config_number = next.config_number.next();
         next
     }
@@ -266,7 +310,7 @@ impl Core {
 
     /// Rule 10: only legs that are copied, flushed and whose answers are required already.
     fn plan_join(&self) -> Option<(Config, SwapReason)> {
-        let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up();
+        let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up() && self.may_join(l);
         if self.life != Life::Running || !self.legs.iter().any(|l| ready(&l)) {
             return None;
         }
@@ -321,6 +365,8 @@ impl Core {
         self.host.forget_leg(id);
         self.copies.forget_leg(id);
         self.repairs.forget_leg(id);
+        self.regions.forget_leg(id);
+        self.forget_flushed(id);
         self.legs.reap(id);
         self.update_expected();
     }
@@ -364,6 +410,7 @@ impl Core {
             }
         }
         self.update_expected();
+        self.meta.outdate();
         out.push(Action::Event(Event::ConfigChanged { config }));
         if reason == SwapReason::Close {
             self.closed(out);

@@ -7,7 +7,10 @@
 use crate::LEGS_MAX;
 use crate::config::{ConfigError, ReplicaId};
 use crate::events::{LegInit, Nanos, OpenParams};
+use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Legs, Link, Role};
+use crate::meta::{Geometry, MetaError};
+use crate::wib::Wib;
 
 /// Most bytes of a copy window, so that buffers stay modest: 16 MiB.
 const COPY_WINDOW_BYTES_MAX: u64 = 16 << 20;
@@ -52,6 +55,20 @@ pub enum CoreError {
     /// The leg to copy from is not a member.
     #[error("equalise_from is leg {0}: it must be a member of in_sync")]
     EqualiseFrom(u32),
+    /// The meta areas cannot have this layout.
+    #[error("meta: {0}")]
+    Meta(#[from] MetaError),
+    /// Inherited regions of another layout.
+    #[error("meta.inherited has {given} regions: the volume has {regions}")]
+    Regions {
+        /// Given.
+        given: u32,
+        /// By the layout.
+        regions: u32,
+    },
+    /// Two ways to make members equal.
+    #[error("equalise_from is leg {0} and meta is given: only one of them is allowed")]
+    EqualiseWithBits(u32),
     /// A bound out of range.
     #[error("{name} is {value}: {min} to {max} are allowed")]
     Bound {
@@ -81,17 +98,49 @@ pub(crate) fn check_bounds(params: &mut OpenParams) -> Result<(), CoreError> {
     };
     bound("copy_window_blocks", options.copy_window_blocks, COPY_WINDOW_BYTES_MAX / block)?;
     bound("copy_queue_depth", options.copy_queue_depth, u64::from(COPY_QUEUE_DEPTH_MAX))?;
+    bound("live_regions_max", options.live_regions_max, crate::meta::REGIONS_MAX)?;
     bound("max_inflight", options.max_inflight, u64::from(INFLIGHT_MAX))
 }
 
-pub(crate) fn open_legs(params: &OpenParams) -> Result<Legs, CoreError> {
+/// The bits to start with, when the volume has meta areas.
+pub(crate) fn open_wib(params: &mut OpenParams) -> Result<Option<Wib>, CoreError> {
+    let Some(meta) = params.meta.take() else { return Ok(None) };
+    if let Some(leg) = params.equalise_from {
+        return Err(CoreError::EqualiseWithBits(leg.0));
+    }
+    let options = &params.options;
+    let geometry = geometry(params.num_blocks, params.block_size, options.region_blocks)?;
+    if meta.inherited.len() != geometry.regions() {
+        return Err(CoreError::Regions { given: meta.inherited.len(), regions: geometry.regions() });
+    }
+    #[allow(unused_mut)]
+    let mut wib = Wib::new(geometry, meta.inherited, options.live_regions_max);
+    #[cfg(feature = "planted-bugs")]
+    {
+        wib.keeps_cooling = options.bug == Some(crate::PlantedBug::Rule18ClearThoughWritten);
+        wib.ready_at_once = options.bug == Some(crate::PlantedBug::Rule18DataBeforeBits);
+    }
+    Ok(Some(wib))
+}
+
+/// The layout of a volume's meta areas; `region_blocks` 0 is the usual one of its size.
+pub(crate) fn geometry(size_blocks: u64, block_size: u32, region_blocks: u64) -> Result<Geometry, MetaError> {
+    match region_blocks {
+        0 => Geometry::for_volume(size_blocks, block_size),
+        given => Geometry::new(size_blocks, given),
+    }
+}
+
+pub(crate) fn open_legs(params: &OpenParams, wib: Option<&Wib>) -> Result<Legs, CoreError> {
     let mut legs = Legs::new();
-    for LegInit { leg, replica, local, up } in &params.legs {
+    for LegInit { leg, replica, local, up, meta } in &params.legs {
         let role = if params.config.in_sync.contains(replica) { Role::Member } else { Role::Announced };
         // The grace window of a leg that is not up begins with the first input, which brings the time.
         let link = if *up { Link::Up } else { Link::Lost { since: Nanos::MAX, announced: false } };
         let known = role == Role::Member || params.config.rebuilding.contains(replica);
-        if !known || !legs.insert(Leg::new(*leg, replica.clone(), *local, role, link)) {
+        let mut fresh = Leg::new(*leg, replica.clone(), *local, role, link);
+        fresh.meta = wib.filter(|_| *meta).map(|w| Box::new(LegMeta::new(w.geometry.bits_blocks())));
+        if !known || !legs.insert(fresh) {
             return Err(CoreError::Leg { leg: leg.0, replica: replica.clone() });
         }
     }

@@ -1,16 +1,20 @@
 //! Range locks: who may touch which blocks at the same time (rules 2 and 3).
 //!
 //! *What it is.* A table of ranges, each a reader, a writer or a copy. A range waits for every *earlier* range that
-//! it conflicts with, so waiting is first come first served and cannot deadlock. One exception: a copy does not queue
-//! behind writes that are themselves waiting; they wait for the copy instead. Such a write may be waiting for
-//! something that needs the copy (a new replica while the volume is frozen, members being made equal), and a copy
-//! passes each block once, so it starves nobody. A copy waits only for writes that run, and those wait for no range.
+//! it conflicts with, so waiting is first come first served and cannot deadlock. One exception: copies do not queue
+//! behind commands of hosts that are themselves waiting; those wait for the copy instead. Such a command may be waiting
+//! for something that needs the copy (a new replica while the volume is frozen, members being made equal), and a copy
+//! passes each block once, so it starves nobody. A copy waits only for commands that run, and those wait for no range.
 //!
-//! | | Read | Copy | Write | Settled |
-//! |---|---|---|---|---|
-//! | **Read** | – | – | waits | waits |
-//! | **Copy** | – | – | waits | – |
-//! | **Write** | waits | waits | waits | waits |
+//! | | Read | Copy | Equalise | Write | Settled |
+//! |---|---|---|---|---|---|
+//! | **Read** | – | – | waits | waits | waits |
+//! | **Copy** | – | – | waits | waits | – |
+//! | **Equalise** | waits | waits | waits | waits | waits |
+//! | **Write** | waits | waits | waits | waits | waits |
+//!
+//! A command of a host that was granted can be put on *hold*: it keeps its place before those behind it, but counts as
+//! waiting, so copies pass it. That is how it waits for the bits of its regions (see `marks`).
 //!
 //! *Settled* is a write that is the same on all healthy members and waits only for its acknowledgement: hosts must
 //! not see it yet, but copying it is right. Without it a frozen volume could not be healed by a new replica, as its
@@ -30,6 +34,8 @@ pub enum LockKind {
     Write,
     /// A window that is being copied to a joiner.
     Copy,
+    /// A window that is being made equal on all members.
+    Equalise,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +43,25 @@ enum Held {
     Read,
     Write,
     Copy,
+    Equalise,
     Settled,
+}
+
+impl Held {
+    fn is_host(self) -> bool {
+        matches!(self, Held::Read | Held::Write | Held::Settled)
+    }
+}
+
+impl From<LockKind> for Held {
+    fn from(kind: LockKind) -> Self {
+        match kind {
+            LockKind::Read => Held::Read,
+            LockKind::Write => Held::Write,
+            LockKind::Copy => Held::Copy,
+            LockKind::Equalise => Held::Equalise,
+        }
+    }
 }
 
 /// Names a live range.
@@ -64,7 +88,7 @@ impl<T> Range<T> {
 fn conflicts(earlier: Held, later: Held) -> bool {
     match (earlier, later) {
         (Held::Read | Held::Copy, Held::Read | Held::Copy) | (Held::Settled, Held::Copy) => false,
-        (Held::Read | Held::Copy | Held::Write | Held::Settled, _) => true,
+        (Held::Read | Held::Copy | Held::Equalise | Held::Write | Held::Settled, _) => true,
     }
 }
 
@@ -112,18 +136,14 @@ impl<T: Copy> RangeLocks<T> {
     /// Asks for `[start, end)`. Returns the key and whether it is granted at once; otherwise a later `release` or
     /// `settle` reports its owner.
     pub fn acquire(&mut self, start: u64, end: u64, kind: LockKind, owner: T) -> (LockKey, bool) {
-        let held = match kind {
-            LockKind::Read => Held::Read,
-            LockKind::Write => Held::Write,
-            LockKind::Copy => Held::Copy,
-        };
+        let held = Held::from(kind);
         let mut blockers = 0u32;
         for range in self.ranges.iter_mut().filter(|r| r.overlaps(start, end)) {
             if !self.ignore.must_wait(range.held, held) {
                 continue;
             }
-            if held == Held::Copy && range.blockers > 0 {
-                range.blockers += 1; // A waiting write lets the copy pass.
+            if !held.is_host() && range.held.is_host() && range.blockers > 0 {
+                range.blockers += 1; // A waiting command lets the copy pass.
             } else {
                 blockers += 1;
             }
@@ -153,15 +173,54 @@ impl<T: Copy> RangeLocks<T> {
         self.unblock(before, Some(Held::Settled), granted);
     }
 
+    /// Puts a granted command of a host on hold. Copies that wait for it may be granted, and it waits for them then.
+    pub fn hold(&mut self, key: LockKey, granted: &mut Vec<T>) {
+        let Some(position) = self.position(key) else { return };
+        let Range { start, end, held, blockers, .. } = self.ranges[position];
+        if blockers != 0 || !matches!(held, Held::Read | Held::Write) {
+            return;
+        }
+        let mut passed = 0;
+        // Copies before it were released when it was granted, so those that are here came later and wait for it.
+        for range in self.ranges.iter_mut().filter(|r| !r.held.is_host() && r.overlaps(start, end)) {
+            if self.ignore.must_wait(held, range.held) {
+                passed += 1;
+                range.blockers = range.blockers.saturating_sub(1);
+                if range.blockers == 0 {
+                    self.fresh.push((range.seq, range.owner));
+                }
+            }
+        }
+        self.ranges[position].blockers = 1 + passed;
+        self.grant_fresh(granted);
+    }
+
+    /// Ends a hold; the command is granted when no copy is passing it.
+    pub fn unhold(&mut self, key: LockKey, granted: &mut Vec<T>) {
+        let Some(position) = self.position(key) else { return };
+        let range = &mut self.ranges[position];
+        if range.blockers > 0 {
+            range.blockers -= 1;
+            if range.blockers == 0 {
+                granted.push(range.owner);
+            }
+        }
+    }
+
+    fn grant_fresh(&mut self, granted: &mut Vec<T>) {
+        self.fresh.sort_unstable_by_key(|(seq, _)| *seq);
+        granted.extend(self.fresh.drain(..).map(|(_, owner)| owner));
+    }
+
     /// Later ranges no longer wait for `before`, or only as far as they would for `after`.
     fn unblock(&mut self, before: Range<T>, after: Option<Held>, granted: &mut Vec<T>) {
         let ignore = self.ignore;
         for range in self.ranges.iter_mut().filter(|r| r.overlaps(before.start, before.end)) {
-            // Between a copy and a write: whichever ran first is waited for, whatever the order of arrival. A write
-            // that never ran has let all copies pass; a write that runs has none left before it.
-            let waits_for_it = match (before.held, range.held) {
-                (Held::Copy, Held::Write) => range.blockers > 0,
-                (Held::Write, Held::Copy) => before.blockers == 0,
+            // Between a copy and a host: whichever ran first is waited for, whatever the order of arrival. A command
+            // that does not run has let all copies pass; one that runs has none left before it.
+            let waits_for_it = match (before.held.is_host(), range.held.is_host()) {
+                (false, true) => range.blockers > 0,
+                (true, false) => before.blockers == 0,
                 _ => range.seq > before.seq,
             };
             if !waits_for_it {
@@ -176,8 +235,7 @@ impl<T: Copy> RangeLocks<T> {
                 }
             }
         }
-        self.fresh.sort_unstable_by_key(|(seq, _)| *seq);
-        granted.extend(self.fresh.drain(..).map(|(_, owner)| owner));
+        self.grant_fresh(granted);
     }
 
     /// Whether a live range is granted.
@@ -213,14 +271,19 @@ mod tests {
         Acquire { start: u64, len: u64, kind: LockKind },
         Release(usize),
         Settle(usize),
+        Hold(usize),
+        Unhold(usize),
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let kind = prop_oneof![Just(LockKind::Read), Just(LockKind::Write), Just(LockKind::Copy)];
+        let kinds = [LockKind::Read, LockKind::Write, LockKind::Copy, LockKind::Equalise];
+        let kind = proptest::sample::select(kinds.to_vec());
         prop_oneof![
             4 => (0u64..16, 1u64..6, kind).prop_map(|(start, len, kind)| Step::Acquire { start, len, kind }),
             3 => any::<usize>().prop_map(Step::Release),
             1 => any::<usize>().prop_map(Step::Settle),
+            1 => any::<usize>().prop_map(Step::Hold),
+            1 => any::<usize>().prop_map(Step::Unhold),
         ]
     }
 
@@ -231,7 +294,14 @@ mod tests {
         start: u64,
         end: u64,
         held: Held,
+        on_hold: bool,
         waits_for: Vec<u32>,
+    }
+
+    impl Naive {
+        fn waits(&self) -> bool {
+            self.on_hold || !self.waits_for.is_empty()
+        }
     }
 
     fn arrive(list: &mut Vec<Naive>, mut fresh: Naive) {
@@ -240,7 +310,7 @@ mod tests {
             if apart || !conflicts(other.held, fresh.held) {
                 continue;
             }
-            if fresh.held == Held::Copy && !other.waits_for.is_empty() {
+            if !fresh.held.is_host() && other.held.is_host() && other.waits() {
                 other.waits_for.push(fresh.owner);
             } else {
                 fresh.waits_for.push(other.owner);
@@ -263,12 +333,8 @@ mod tests {
                     Step::Acquire { start, len, kind } => {
                         let end = start + len;
                         let (key, now) = locks.acquire(start, end, kind, owner);
-                        let held = match kind {
-                            LockKind::Read => Held::Read,
-                            LockKind::Write => Held::Write,
-                            LockKind::Copy => Held::Copy,
-                        };
-                        arrive(&mut model, Naive { owner, start, end, held, waits_for: Vec::new() });
+                        let held = kind.into();
+                        arrive(&mut model, Naive { owner, start, end, held, on_hold: false, waits_for: Vec::new() });
                         keys.push(key);
                         if now {
                             fresh.push(owner);
@@ -284,21 +350,44 @@ mod tests {
                     Step::Settle(at) if !model.is_empty() => {
                         let at = at % model.len();
                         let owner = model[at].owner;
-                        if model[at].held == Held::Write && model[at].waits_for.is_empty() {
+                        if model[at].held == Held::Write && !model[at].waits() {
                             model[at].held = Held::Settled;
                             let copies = model.iter_mut().filter(|n| n.held == Held::Copy);
                             copies.for_each(|n| n.waits_for.retain(|o| *o != owner));
                         }
                         locks.settle(keys[at], &mut fresh);
                     }
-                    Step::Release(_) | Step::Settle(_) => {}
+                    Step::Hold(at) if !model.is_empty() => {
+                        let at = at % model.len();
+                        let me = model[at].owner;
+                        if matches!(model[at].held, Held::Read | Held::Write) && !model[at].waits() {
+                            let copies = model.iter_mut().filter(|n| !n.held.is_host() && n.waits_for.contains(&me));
+                            let passed: Vec<u32> = copies
+                                .map(|n| {
+                                    n.waits_for.retain(|o| *o != me);
+                                    n.owner
+                                })
+                                .collect();
+                            model[at].waits_for = passed;
+                            model[at].on_hold = true;
+                            granted.retain(|o| *o != me);
+                            locks.hold(keys[at], &mut fresh);
+                        }
+                    }
+                    Step::Unhold(at) if !model.is_empty() => {
+                        let at = at % model.len();
+                        if std::mem::take(&mut model[at].on_hold) {
+                            locks.unhold(keys[at], &mut fresh);
+                        }
+                    }
+                    Step::Release(_) | Step::Settle(_) | Step::Hold(_) | Step::Unhold(_) => {}
                 }
                 let in_order = fresh.windows(2).all(|w| w[0] < w[1]);
                 prop_assert!(in_order, "granted out of order: {fresh:?}");
                 granted.extend(fresh);
                 granted.sort_unstable();
                 let mut free: Vec<u32> =
-                    model.iter().filter(|n| n.waits_for.is_empty()).map(|n| n.owner).collect();
+                    model.iter().filter(|n| !n.waits()).map(|n| n.owner).collect();
                 free.sort_unstable();
                 prop_assert_eq!(&granted, &free);
                 prop_assert_eq!(locks.len(), model.len());
@@ -337,6 +426,26 @@ mod tests {
         granted.clear();
         locks.release(writer, &mut granted);
         assert_eq!(granted, [3]);
+    }
+
+    #[test]
+    fn rule_17_a_command_on_hold_keeps_its_place_and_lets_copies_pass() {
+        let mut locks = RangeLocks::with_capacity(4);
+        let (first, now) = locks.acquire(0, 8, LockKind::Write, 1);
+        assert!(now);
+        let mut granted = Vec::new();
+        locks.hold(first, &mut granted);
+        let (_, now) = locks.acquire(4, 6, LockKind::Write, 2);
+        assert!(!now, "it came later");
+        let (copy, now) = locks.acquire(0, 8, LockKind::Equalise, 3);
+        assert!(now);
+        locks.unhold(first, &mut granted);
+        assert!(granted.is_empty(), "the copy runs");
+        locks.release(copy, &mut granted);
+        assert_eq!(granted, [1]);
+        granted.clear();
+        locks.release(first, &mut granted);
+        assert_eq!(granted, [2]);
     }
 
     #[test]

@@ -185,10 +185,13 @@ impl Core {
     fn step_copy(&mut self, slot: u32, out: &mut Vec<Action>) {
         let Some(window) = self.copies.windows.get(slot as usize).copied() else { return };
         let (leg, op, stage) = match window.stage {
-            Stage::Read => match self.legs.choose_source(self.options.prefer_local, window.tried) {
-                Some(source) => (source, Op::Read, Stage::Reading),
-                None => return self.no_source(window),
-            },
+            Stage::Read => {
+                let behind = self.behind_settled(window.lba, window.blocks);
+                match self.legs.choose_source(self.options.prefer_local, window.tried.or(behind)) {
+                    Some(source) => (source, Op::Read, Stage::Reading),
+                    None => return self.no_source(window),
+                }
+            }
             Stage::Write if self.legs.get(window.target).is_some_and(Leg::is_sendable) => {
                 (window.target, Op::Write { fua: false }, Stage::Writing)
             }
@@ -318,9 +321,15 @@ impl Core {
         if !self.legs.iter().any(|l| staying(l) && !l.unequal) {
             // The source leaves. Every member has all acknowledged writes and nothing was served yet: any will do,
             // but what was copied so far came from another one.
+            let unequal = self.legs.mask(|l| l.unequal);
+            unequal.iter().for_each(|id| self.end_copy(id));
+            // A write to one that stays is still in flight: it must not land on what is read or written after it.
+            let stays = self.legs.mask(staying);
+            if self.copies.windows.iter().any(|w| w.stage == Stage::Draining && stays.contains(w.target)) {
+                return;
+            }
             let Some(source) = self.legs.iter().find(|l| staying(l) && l.is_up()).map(|l| l.id) else { return };
-            for id in self.legs.mask(|l| l.unequal).iter() {
-                self.end_copy(id);
+            for id in unequal.iter() {
                 if id != source {
                     self.copies.begin(id);
                 }

@@ -6,9 +6,9 @@
 //! it to all other legs, window by window, then answer. The source is preferably a member that *failed* the write:
 //! its old content fits where the others have room already, which matters when disks are full.
 //!
-//! *States.* queued ─▶ Read ─▶ Reading ─▶ Writing ─▶ (next window) … ─▶ Settling ─▶ answered.
+//! *States.* queued ─▶ Read ─▶ Reading ─▶ Writing ─▶ (next window) … ─▶ settling ─▶ answered.
 //!
-//! *Invariants.* One repair at a time, in its own copy buffer (the last slot). The host is answered only when every
+//! *Invariants.* One repair at a time reads or writes, in its own copy buffer (the last slot). The host is answered only when every
 //! leg that acknowledgements need has the range, so a leg that failed the repair has left by a swap before.
 //!
 //! *When things fail.* Source unreadable: another member, from the start of the range. None readable: all members
@@ -27,8 +27,6 @@ enum Stage {
     Read,
     Reading,
     Writing,
-    /// All is written; legs that failed are on their way out.
-    Settling,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -45,11 +43,12 @@ struct Active {
     full: LegMask,
 }
 
-/// Repairs waiting and the one under way.
+/// Repairs waiting, the one under way, and those that are done but for legs on their way out.
 #[derive(Debug, Default)]
 pub(crate) struct Repairs {
     queue: VecDeque<u32>,
     active: Option<Active>,
+    settling: Vec<u32>,
 }
 
 impl Repairs {
@@ -68,20 +67,26 @@ impl Repairs {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.active.is_none() && self.queue.is_empty()
+        self.active.is_none() && self.queue.is_empty() && self.settling.is_empty()
     }
 }
 
 impl Core {
     /// Moves the repair under way, or starts the next one.
     pub(crate) fn pump_repair(&mut self, out: &mut Vec<Action>) {
-        if self.repairs.active.is_none() {
-            let Some(slot) = self.repairs.queue.front().copied() else { return };
-            let Some(source) = self.repair_source(slot, LegMask::EMPTY) else { return };
-            self.repairs.queue.pop_front();
-            self.repairs.active = Some(fresh(slot, source, LegMask::EMPTY));
+        loop {
+            if self.repairs.active.is_none() {
+                let Some(slot) = self.repairs.queue.front().copied() else { break };
+                let Some(source) = self.repair_source(slot, LegMask::EMPTY) else { break };
+                self.repairs.queue.pop_front();
+                self.repairs.active = Some(fresh(slot, source, LegMask::EMPTY));
+            }
+            while self.step_repair(out) {}
+            if self.repairs.active.is_some() {
+                break;
+            }
         }
-        while self.step_repair(out) {}
+        self.finish_settled(out);
     }
 
     /// A member to take the range from, preferably one that failed the write.
@@ -113,7 +118,6 @@ impl Core {
             Stage::Read => self.repair_read(active, range, out),
             Stage::Reading => false,
             Stage::Writing => self.repair_write(active, range, u64::from(op.blocks), out),
-            Stage::Settling => self.finish_repair(active, out),
         }
     }
 
@@ -185,9 +189,11 @@ impl Core {
         self.settle_repair(active)
     }
 
-    /// The range is final on every leg that stays; copies may read it, hosts not yet.
+    /// The range is final on every leg that stays; copies may read it, hosts not yet. The next repair may start: what
+    /// holds this one up may need a new replica, whose copy waits for the ranges of the repairs behind it.
     fn settle_repair(&mut self, active: Active) -> bool {
-        self.repairs.active = Some(Active { stage: Stage::Settling, ..active });
+        self.repairs.active = None;
+        self.repairs.settling.push(active.slot);
         if let Some(op) = self.host.get_mut(active.slot) {
             op.settled = true;
             let lock = op.lock;
@@ -196,22 +202,23 @@ impl Core {
                 self.take_granted();
             }
         }
-        true
+        false
     }
 
-    fn finish_repair(&mut self, active: Active, out: &mut Vec<Action>) -> bool {
+    /// Answers the hosts of repairs that are done, once the legs that failed have left.
+    fn finish_settled(&mut self, out: &mut Vec<Action>) {
         let leaving = self.legs.mask(Leg::is_failed);
-        if !self.expected.and(leaving).is_empty() {
-            return false;
+        if self.repairs.settling.is_empty() || !self.expected.and(leaving).is_empty() {
+            return;
         }
-        self.repairs.active = None;
-        if let Some(op) = self.host.get(active.slot).copied() {
-            out.push(Action::Event(Event::RangeRepaired { lba: op.lba, blocks: op.blocks }));
-            let error = op.error.map_or(HostError::Media, host_error);
-            self.answer(active.slot, Err(error), out);
+        for slot in std::mem::take(&mut self.repairs.settling) {
+            if let Some(op) = self.host.get(slot).copied() {
+                out.push(Action::Event(Event::RangeRepaired { lba: op.lba, blocks: op.blocks }));
+                let error = op.error.map_or(HostError::Media, host_error);
+                self.answer(slot, Err(error), out);
+            }
         }
         self.rescan = true;
-        false
     }
 
     pub(crate) fn repair_io_done(

@@ -3,10 +3,15 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use common::{MS, config, params, replica};
-use mirror_core::{Action, Config, Core, HostId, Input, IoId, LegError, LegId, Op, Options, SwapId, SwapOutcome};
+use common::{MS, Meta, config, geometry, params, regions, replica, with_bits};
+use mirror_core::meta::{META_BLOCK_BYTES, RegionBits, decode_bits};
+use mirror_core::{
+    Action, Config, Core, DropReason, Event, HostId, Input, IoId, LegError, LegId, MetaOp, Op, Options, Payload,
+    ReplicaId, SwapId, SwapOutcome,
+};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -44,6 +49,12 @@ struct Any {
     core: Core,
     now: u64,
     ios: Vec<(LegId, IoId)>,
+    metas: Vec<Meta>,
+    /// The volume has meta areas: what is on them, by replica.
+    disks: Option<BTreeMap<ReplicaId, RegionBits>>,
+    legs: BTreeMap<LegId, ReplicaId>,
+    /// Replicas that are members although their meta area failed.
+    without: BTreeSet<ReplicaId>,
     swaps: Vec<(SwapId, Config)>,
     /// Commands given, and how often each was answered.
     answers: BTreeMap<HostId, u32>,
@@ -58,8 +69,11 @@ impl Any {
         let mut dropped = Vec::new();
         for action in out {
             match action {
-                Action::LegIo { leg, io, lba, blocks, .. } => {
+                Action::LegIo { leg, io, op, lba, blocks, payload } => {
                     assert!(lba + u64::from(blocks) <= common::BLOCKS);
+                    if op.changes_blocks() && matches!(payload, Payload::Host(_)) {
+                        self.check_bits(lba, blocks);
+                    }
                     self.ios.push((leg, io));
                 }
                 Action::HostDone { id, result } => {
@@ -71,15 +85,66 @@ impl Any {
                     self.record.check_successor(&next).unwrap();
                     self.swaps.push((swap, next));
                 }
-                Action::LegDrop { leg, .. } => dropped.push(leg),
+                Action::MetaIo { leg, io, op } => self.metas.push(Meta { leg, io, op }),
+                Action::Event(Event::MetaFailed { leg, .. }) => self.without.extend(self.legs.get(&leg).cloned()),
+                Action::LegDrop { leg, reason } => {
+                    if reason != DropReason::Refused {
+                        self.legs.remove(&leg);
+                    }
+                    dropped.push(leg);
+                }
                 Action::Stopped { .. } => self.stopped = true,
                 _ => {}
             }
         }
         // The runner ends connections: what was in flight on them is lost.
         for leg in dropped {
-            self.ios.retain(|(l, _)| *l != leg);
+            self.lose(leg);
             self.input(Input::LegLost { leg, announced: false });
+        }
+    }
+
+    /// What is in flight on a leg is lost; half of it was executed.
+    fn lose(&mut self, leg: LegId) {
+        self.ios.retain(|(l, _)| *l != leg);
+        let (lost, kept) = std::mem::take(&mut self.metas).into_iter().partition(|m| m.leg == leg);
+        self.metas = kept;
+        for meta in lost {
+            let meta: Meta = meta;
+            if meta.io.0.is_multiple_of(2) {
+                self.execute(&meta);
+            }
+        }
+    }
+
+    fn execute(&mut self, meta: &Meta) {
+        let (Some(disks), Some(replica)) = (&mut self.disks, self.legs.get(&meta.leg)) else { return };
+        if let MetaOp::Write { block: 2, data } = &meta.op {
+            disks.insert(replica.clone(), decode_bits(&geometry(), data).0);
+        }
+    }
+
+    /// Rules 9 and 18: whatever happened before, every recorded member's disk says that this region is written.
+    fn check_bits(&self, lba: u64, blocks: u32) {
+        let Some(disks) = &self.disks else { return };
+        let (first, last) = geometry().regions_of(lba, blocks);
+        for member in self.record.in_sync.iter().filter(|m| !self.without.contains(*m)) {
+            let set = (first..=last).all(|region| disks.get(member).is_some_and(|bits| bits.contains(region)));
+            assert!(set, "{lba}+{blocks} is written but its bits are not set on {member}");
+        }
+    }
+
+    /// Ends one I/O on a meta area.
+    fn finish_meta(&mut self, meta: &Meta, result: Result<(), LegError>) -> Input {
+        let (leg, io) = (meta.leg, meta.io);
+        if result.is_ok() || io.0.is_multiple_of(2) {
+            self.execute(meta);
+        }
+        match (&meta.op, result) {
+            (MetaOp::Read { blocks, .. }, Ok(())) => {
+                Input::MetaRead { leg, io, data: Arc::from(vec![0; *blocks as usize * META_BLOCK_BYTES]) }
+            }
+            (_, result) => Input::LegDone { leg, io, result },
         }
     }
 
@@ -96,8 +161,7 @@ impl Any {
                 self.answers.insert(HostId(number), 0);
                 Input::Host { id: HostId(number), op, lba, blocks }
             }
-            Step::Finish { pick, result } if !self.ios.is_empty() => {
-                let (leg, io) = self.ios.remove(pick % self.ios.len());
+            Step::Finish { pick, result } if self.ios.len() + self.metas.len() > 0 => {
                 let result = match result {
                     0 => Err(LegError::Media),
                     1 => Err(LegError::NoSpace),
@@ -105,16 +169,23 @@ impl Any {
                     3 => Err(LegError::Other),
                     _ => Ok(()),
                 };
-                Input::LegDone { leg, io, result }
+                let pick = pick % (self.ios.len() + self.metas.len());
+                if let Some(pick) = pick.checked_sub(self.ios.len()) {
+                    let meta = self.metas.remove(pick);
+                    self.finish_meta(&meta, result)
+                } else {
+                    let (leg, io) = self.ios.remove(pick);
+                    Input::LegDone { leg, io, result }
+                }
             }
             Step::Finish { .. } => Input::Tick,
             Step::Stranger { leg, io } => Input::LegDone { leg: LegId(leg), io: IoId(io), result: Ok(()) },
             Step::Lost(leg) => {
-                self.ios.retain(|(l, _)| l.0 != leg);
+                self.lose(LegId(leg));
                 Input::LegLost { leg: LegId(leg), announced: leg % 2 == 0 }
             }
             Step::Back { leg, cache_lost } => {
-                self.ios.retain(|(l, _)| l.0 != leg);
+                self.lose(LegId(leg));
                 Input::LegBack { leg: LegId(leg), cache_lost }
             }
             Step::Swap { pick } if !self.swaps.is_empty() => {
@@ -134,8 +205,12 @@ impl Any {
                 Input::SwapAnswer { swap: SwapId(swap | 1 << 40), outcome: SwapOutcome::Committed }
             }
             Step::Add { leg, name } => {
-                let names = ["a", "b", "c", "d", "e"];
-                Input::AddLeg { leg: LegId(leg), replica: replica(names[usize::from(name)]), local: false }
+                let replica = replica(["a", "b", "c", "d", "e"][usize::from(name)]);
+                let leg = LegId(leg);
+                if !self.legs.values().any(|r| *r == replica) && leg.0 < 16 {
+                    self.legs.entry(leg).or_insert_with(|| replica.clone());
+                }
+                Input::AddLeg { leg, replica, local: false, meta: self.disks.is_some() }
             }
             Step::Remove(leg) => Input::RemoveLeg { leg: LegId(leg) },
             Step::Pass(ms) => {
@@ -154,15 +229,34 @@ proptest! {
     fn any_input_in_any_order_keeps_the_contract(
         min in 1u32..3,
         equalise in any::<bool>(),
+        inherited in proptest::option::of(proptest::collection::vec(0u32..16, 0..4)),
         steps in proptest::collection::vec(step(), 1..400),
     ) {
-        let mut p = params(&["a", "b", "c"], &["d"], min);
-        p.equalise_from = (equalise && min == 2).then_some(LegId(1));
-        p.options = Options { max_inflight: 16, ..p.options };
+        let (members, joiners) = (["a", "b", "c"], ["d"]);
+        let mut p = match &inherited {
+            Some(inherited) => with_bits(&members, &joiners, min, inherited),
+            None => params(&members, &joiners, min),
+        };
+        p.equalise_from = (equalise && min == 2 && inherited.is_none()).then_some(LegId(1));
+        p.options = Options { max_inflight: 16, live_regions_max: 4, ..p.options };
+        let legs = p.legs.iter().map(|l| (l.leg, l.replica.clone())).collect();
+        // What an earlier engine left: nothing that this one may rely on.
+        let disks = inherited.map(|_| members.iter().map(|m| (replica(m), regions(&[]))).collect());
         let core = Core::open(p).unwrap();
         let record = config(&["a", "b", "c"], &["d"], min);
-        let mut any =
-            Any { core, now: 1, ios: Vec::new(), swaps: Vec::new(), answers: BTreeMap::new(), stopped: false, record };
+        let mut any = Any {
+            core,
+            now: 1,
+            ios: Vec::new(),
+            metas: Vec::new(),
+            disks,
+            legs,
+            without: BTreeSet::new(),
+            swaps: Vec::new(),
+            answers: BTreeMap::new(),
+            stopped: false,
+            record,
+        };
         for (number, step) in (0u64..).zip(steps) {
             any.step(number, step);
             prop_assert!(any.answers.values().all(|n| *n <= 1), "answered twice");

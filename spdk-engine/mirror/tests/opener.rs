@@ -3,118 +3,13 @@
 
 mod common;
 
+use common::opening::{Bench, clean};
+
 use common::{MS, config, replica, set};
 use mirror_core::{
-    Config, ConfigNumber, EngineInstance, Epoch, LegId, Lineage, OpenAction, OpenError, OpenInput, OpenParams,
-    OpenWaits, Opener, OpenerParams, Options, PromoteError, RecordError, SwapId, SwapOutcome, VolumeId,
+    Config, ConfigNumber, EngineInstance, Epoch, LegId, Lineage, OpenAction, OpenError, OpenEvent, OpenInput,
+    PromoteError, RecordError, SwapOutcome,
 };
-
-struct Bench {
-    opener: Opener,
-    now: u64,
-    out: Vec<OpenAction>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let params = OpenerParams {
-            volume: VolumeId::new("v").unwrap(),
-            block_size: 512,
-            engine_instance: EngineInstance::new("e6").unwrap(),
-            lineage: Some(Lineage::new("l").unwrap()),
-            local: [replica("b")].into(),
-            options: Options::default(),
-            waits: OpenWaits::default(),
-        };
-        let mut bench = Self { opener: Opener::new(params), now: 1, out: Vec::new() };
-        bench.input(OpenInput::Start);
-        assert_eq!(bench.out[0], OpenAction::ReadRecord);
-        bench
-    }
-
-    /// Up to the raised epoch.
-    fn raised(record: &Config) -> Self {
-        let mut bench = Self::new();
-        bench.record(record.clone());
-        bench.cas(SwapOutcome::Committed);
-        bench
-    }
-
-    fn input(&mut self, input: OpenInput) {
-        self.out.clear();
-        self.opener.apply(self.now, input, &mut self.out);
-    }
-
-    fn record(&mut self, record: Config) {
-        self.input(OpenInput::RecordRead { result: Ok(record) });
-    }
-
-    fn asked(&self) -> Option<(SwapId, Config)> {
-        self.out.iter().find_map(|a| match a {
-            OpenAction::DoCas { cas, next, .. } => Some((*cas, next.clone())),
-            _ => None,
-        })
-    }
-
-    fn cas(&mut self, outcome: SwapOutcome) {
-        let (cas, _) = self.asked().unwrap();
-        self.input(OpenInput::CasAnswer { cas, outcome });
-    }
-
-    fn promoted(&mut self, name: &str, result: Result<(), PromoteError>) {
-        self.input(OpenInput::Promoted { replica: replica(name), result });
-    }
-
-    fn promotes(&self) -> Vec<String> {
-        self.out
-            .iter()
-            .filter_map(|a| match a {
-                OpenAction::Promote { replica, .. } => Some(replica.to_string()),
-                _ => None,
-            })
-            .collect()
-    }
-
-    fn advance(&mut self, by: u64) {
-        self.now += by;
-        self.input(OpenInput::Tick);
-    }
-
-    /// Connects every leg that is asked for, then returns what the core gets.
-    fn connect(&mut self) -> OpenParams {
-        let legs: Vec<LegId> = self
-            .out
-            .iter()
-            .filter_map(|a| match a {
-                OpenAction::Connect { leg, .. } => Some(*leg),
-                _ => None,
-            })
-            .collect();
-        assert!(!legs.is_empty(), "no leg is connected: {:?}", self.out);
-        for leg in legs {
-            self.input(OpenInput::Connected { leg, up: true });
-        }
-        self.ready().unwrap()
-    }
-
-    fn ready(&self) -> Option<OpenParams> {
-        self.out.iter().find_map(|a| match a {
-            OpenAction::Ready(params) => Some((**params).clone()),
-            _ => None,
-        })
-    }
-
-    fn failed(&self) -> Option<OpenError> {
-        self.out.iter().find_map(|a| match a {
-            OpenAction::Failed { reason } => Some(reason.clone()),
-            _ => None,
-        })
-    }
-}
-
-fn clean(in_sync: &[&str], rebuilding: &[&str], min: u32) -> Config {
-    Config { clean: true, ..config(in_sync, rebuilding, min) }
-}
 
 #[test]
 fn rule_15_the_epoch_is_raised_before_anybody_is_promoted() {
@@ -151,9 +46,11 @@ fn rule_15_members_not_promoted_leave_by_cas_before_anything_is_served() {
     b.advance(1_999 * MS);
     assert!(b.asked().is_none() && b.ready().is_none());
     b.advance(MS);
+    let ready = b.connect_all();
+    assert!(ready.is_none(), "the swap comes first");
     let (_, next) = b.asked().unwrap();
     assert_eq!((next.in_sync, next.config_number), (set(&["a", "c"]), ConfigNumber(11)));
-    let waits = b.out.iter().all(|a| !matches!(a, OpenAction::Connect { .. } | OpenAction::Ready(_)));
+    let waits = b.out.iter().all(|a| !matches!(a, OpenAction::Ready(_)));
     assert!(waits, "the swap comes first");
 }
 
@@ -175,6 +72,7 @@ fn after_an_unclean_stop_one_member_is_the_source_and_the_others_are_rebuilt() {
     for name in ["d", "a", "b", "c"] {
         b.promoted(name, Ok(()));
     }
+    assert!(b.connect_all().is_none());
     let (_, next) = b.asked().unwrap();
     assert_eq!(
         (&next.in_sync, &next.rebuilding),
@@ -182,7 +80,7 @@ fn after_an_unclean_stop_one_member_is_the_source_and_the_others_are_rebuilt() {
         "the local one is the source"
     );
     b.cas(SwapOutcome::Committed);
-    let params = b.connect();
+    let params = b.ready().unwrap();
     assert_eq!(params.legs.len(), 4);
     mirror_core::Core::open(params).unwrap();
 }
@@ -235,6 +133,49 @@ fn rule_15_a_last_change_of_the_old_engine_is_built_upon() {
     assert_eq!((next.epoch, next.in_sync), (Epoch(6), set(&["a"])));
 }
 
+/// Up to the moment where one of two members was promoted and the other cannot be.
+fn half_promoted(record: &Config, dead: bool) -> Bench {
+    let mut b = Bench::with(dead);
+    b.record(record.clone());
+    b.cas(SwapOutcome::Committed);
+    b.promoted("a", Ok(()));
+    b.promoted("b", Err(PromoteError::Unusable));
+    b
+}
+
+#[test]
+fn rule_16_the_old_engines_lease_is_waited_for_when_a_member_was_not_promoted() {
+    let mut b = half_promoted(&config(&["a", "b"], &[], 1), false);
+    assert!(b.out.iter().any(|a| matches!(a, OpenAction::Event(OpenEvent::LeaseWait { .. }))));
+    assert!(b.out.contains(&OpenAction::WakeAt { at: b.now + 11_000 * MS }));
+    b.advance(10_999 * MS);
+    assert!(!b.goes_on(), "the sets are not even swapped: the next engine would not wait for the oldest");
+    b.advance(MS);
+    assert!(b.connect_all().is_none());
+    assert_eq!(b.asked().unwrap().1.in_sync, set(&["a"]));
+}
+
+#[test]
+fn rule_16_the_last_member_that_is_promoted_ends_the_wait() {
+    let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
+    b.promoted("a", Ok(()));
+    b.promoted("b", Err(PromoteError::Unreachable));
+    b.advance(5_000 * MS);
+    assert_eq!((b.promotes(), b.goes_on()), (vec!["b".to_owned()], false));
+    b.promoted("b", Ok(()));
+    assert!(b.goes_on());
+}
+
+#[test]
+fn rule_16_nothing_is_waited_for_when_all_are_promoted_or_the_old_engine_is_dead_or_closed() {
+    let mut b = Bench::raised(&config(&["a", "b"], &[], 1));
+    b.promoted("a", Ok(()));
+    b.promoted("b", Ok(()));
+    assert!(b.goes_on());
+    assert!(half_promoted(&config(&["a", "b"], &[], 1), true).goes_on());
+    assert!(half_promoted(&clean(&["a", "b"], &[], 1), false).goes_on());
+}
+
 #[test]
 fn rule_21_a_newer_epoch_a_missing_record_and_another_lineage_end_the_attempt() {
     let mut b = Bench::new();
@@ -264,6 +205,7 @@ fn a_replica_without_usable_data_is_not_waited_for() {
     let mut b = Bench::raised(&clean(&["a", "b"], &[], 1));
     b.promoted("b", Err(PromoteError::Unusable));
     b.promoted("a", Ok(()));
+    assert!(b.connect_all().is_none());
     assert_eq!(b.asked().unwrap().1.in_sync, set(&["a"]));
 }
 

@@ -171,6 +171,8 @@ fn a_read_that_fails_is_tried_on_every_other_member() {
 #[test]
 fn a_read_on_a_lost_connection_goes_to_another_member_or_waits() {
     let mut b = Bench::of(&["a", "b"]);
+    let w = b.write(8, 1);
+    b.reply_all(w); // Both have confirmed (rule 16).
     let r = b.read(0, 1);
     let first = b.ios_of(r)[0].leg.0;
     b.lose(first);
@@ -351,7 +353,7 @@ fn a_leg_number_used_again_inherits_nothing() {
     b.commit();
     assert_eq!(b.drops, [(LegId(1), DropReason::WriteFailed(LegError::Media))]);
     let open = b.write(4, 1);
-    b.input(Input::AddLeg { leg: LegId(1), replica: common::replica("b"), local: false });
+    b.input(Input::AddLeg { leg: LegId(1), replica: common::replica("b"), local: false, meta: false });
     b.commit();
     b.reply_all(open);
     b.settle_io();

@@ -10,7 +10,7 @@ use mirror_core::{
 };
 
 fn add(b: &mut Bench, leg: u32, name: &str) {
-    b.input(Input::AddLeg { leg: LegId(leg), replica: replica(name), local: false });
+    b.input(Input::AddLeg { leg: LegId(leg), replica: replica(name), local: false, meta: false });
 }
 
 #[test]
@@ -83,6 +83,26 @@ fn rule_06_a_frozen_volume_is_healed_by_a_new_replica_under_its_frozen_writes() 
     b.commit();
     b.settle_io();
     assert_eq!((b.result_of(frozen), b.result_of(behind)), (Some(Ok(())), Some(Ok(()))));
+}
+
+#[test]
+fn rule_06_a_copy_under_a_frozen_write_comes_from_a_member_that_has_it() {
+    let mut b = Bench::new(params(&["a", "b"], &[], 2));
+    b.lose(1);
+    let w = b.write(0, 1);
+    b.reply_all(w);
+    b.advance(1000 * MS);
+    assert!(b.core.status().frozen);
+    add(&mut b, 2, "c");
+    b.commit();
+    let first = b.copies().into_iter().find(|io| io.lba == 0).unwrap();
+    assert_eq!(first.leg, LegId(0));
+    // a is lost before it answers; b is back, but does not have the write yet.
+    b.lose(0);
+    b.back(1);
+    assert!(b.copies().iter().all(|io| io.lba != 0), "not from b: {:?}", b.copies());
+    b.reply(w, 1, Ok(()));
+    assert!(b.copies().iter().any(|io| io.lba == 0 && io.leg == LegId(1)), "now it has it");
 }
 
 #[test]
@@ -462,4 +482,62 @@ fn equalising_takes_another_source_when_the_first_cannot_be_read() {
     b.settle_io();
     assert_eq!(b.result_of(r), Some(Ok(())));
     assert!(b.swaps.is_empty());
+}
+
+#[test]
+fn equalising_waits_for_copies_in_flight_before_it_takes_another_source() {
+    let mut p = params(&["a", "b", "c"], &[], 2);
+    p.equalise_from = Some(LegId(0));
+    let mut b = Bench::new(p);
+    // The first window is read from a and on its way to b, the one beside it cannot be read.
+    let reads = b.copies();
+    b.finish(reads[0], Ok(()));
+    let late = b.copies().into_iter().find(|io| io.op != Op::Read).unwrap();
+    b.finish(reads[1], Err(LegError::Media));
+    b.commit();
+    assert_eq!(b.core.config().in_sync, set(&["b", "c"]));
+    assert_eq!(b.copies(), [late], "nothing is read or written beside it");
+    b.finish(late, Ok(()));
+    assert!(b.copies().iter().all(|io| io.lba < 32 && io.op == Op::Read), "from the first block on");
+    let r = b.read(5, 1);
+    b.settle_io();
+    assert_eq!(b.result_of(r), Some(Ok(())));
+}
+
+#[test]
+fn equalising_goes_on_with_a_member_that_comes_back_late() {
+    let mut p = params(&["a", "b"], &[], 2);
+    p.equalise_from = Some(LegId(0));
+    let mut b = Bench::new(p);
+    let r = b.read(5, 1);
+    b.lose(1);
+    b.advance(60_000 * MS);
+    b.settle_io();
+    assert_eq!(b.result_of(r), None);
+    b.back(1);
+    b.settle_io();
+    assert_eq!(b.result_of(r), Some(Ok(())));
+}
+
+#[test]
+fn a_frozen_volume_is_healed_under_several_writes_that_failed() {
+    // b cannot be written and may not leave; then a has no room for two writes at once.
+    let mut b = Bench::new(params(&["a", "b"], &[], 2));
+    let first = b.write(0, 1);
+    b.reply(first, 0, Ok(()));
+    b.reply(first, 1, Err(LegError::Media));
+    let (second, third) = (b.write(20, 1), b.write(40, 1));
+    b.reply(second, 0, Err(LegError::NoSpace));
+    b.reply(third, 0, Err(LegError::NoSpace));
+    add(&mut b, 2, "c");
+    b.commit();
+    b.settle_io();
+    assert_eq!(b.asked().next.in_sync, set(&["a", "b", "c"]));
+    b.commit();
+    b.commit();
+    b.settle_io();
+    assert_eq!(b.result_of(first), Some(Ok(())));
+    for id in [second, third] {
+        assert_eq!(b.result_of(id), Some(Err(HostError::NoSpace)));
+    }
 }

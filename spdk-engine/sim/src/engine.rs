@@ -6,17 +6,27 @@
 //!
 //! *When things fail.* A process that stopped or failed to open stays as it is until the manager starts a new one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use mirror_core::meta::RegionBits;
 use mirror_core::{
-    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, OpenAction,
-    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, SwapOutcome, VolumeId,
+    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, MetaOp, OpenAction,
+    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, ReplicaFacts, SwapOutcome, SwapReason,
+    VolumeId,
 };
 
 use crate::faults::MS;
+use crate::model_bug::ModelBug;
 use crate::world::{
-    ConnId, ENGINES, EngineRef, Event, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name, replica_id, replica_index,
+    ConnId, ENGINES, EngineRef, Event, HostConn, REGION_BLOCKS, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name,
+    replica_id, replica_index,
 };
+
+/// The lease of reads in a run: longer than the grace window, as in the product.
+const LEASE_NS: u64 = 300 * MS;
+
+/// Copies at a time; buffers behind those, and behind the one for repairs, are for making regions equal.
+pub(crate) const COPY_QUEUE_DEPTH: u32 = 2;
 
 #[derive(Debug, Default)]
 pub(crate) struct Node {
@@ -33,11 +43,27 @@ pub(crate) enum Job {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct LegState {
-    replica: usize,
-    conn: Option<ConnId>,
-    dropped: bool,
+pub(crate) struct LegState {
+    pub(crate) replica: usize,
+    pub(crate) conn: Option<ConnId>,
+    pub(crate) dropped: bool,
+    /// The replica has a meta area.
+    pub(crate) meta: bool,
 }
+
+/// I/O on a leg that is not answered.
+#[derive(Debug, Clone, Copy)]
+struct Flight {
+    leg: LegId,
+    payload: Payload,
+    sent: u64,
+}
+
+/// What a guest writes into the buffers of its commands that are under way, added to their numbers.
+const SCRIBBLE: u64 = 1 << 50;
+
+/// How long a replica may take to answer before its connection is ended.
+const IO_TIMEOUT_NS: u64 = 150 * MS;
 
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
@@ -60,18 +86,31 @@ pub(crate) struct Process {
     pub(crate) job: Job,
     instance: EngineInstance,
     pub(crate) epoch: Epoch,
-    legs: BTreeMap<LegId, LegState>,
+    pub(crate) legs: BTreeMap<LegId, LegState>,
     rpcs: BTreeMap<u64, Rpc>,
-    io: BTreeMap<IoId, (LegId, Payload)>,
+    io: BTreeMap<IoId, Flight>,
+    /// The newest connection of each host; what comes on an older one is not heard (rule 17).
+    hosts: BTreeMap<usize, u64>,
     host_data: BTreeMap<HostId, Vec<u64>>,
     host_values: BTreeMap<HostId, u64>,
     copy_data: Vec<Vec<u64>>,
     /// Swaps that wait for an answer, with the moment the runner gives up on them.
     swaps: BTreeMap<mirror_core::SwapId, u64>,
+    /// It serves and reaches nobody, and no swap was under way when that began: it must not eject anybody (rule 12).
+    alone: bool,
     reading: bool,
+    /// It keeps bits; apart from these, whose meta area failed.
+    pub(crate) keeps_bits: bool,
+    /// Regions that it found set when it opened.
+    pub(crate) inherited: RegionBits,
+    pub(crate) meta_failed: Vec<usize>,
 }
 
 impl Process {
+    pub(crate) fn is_serving(&self) -> bool {
+        matches!(self.job, Job::Serving(_))
+    }
+
     fn leg_of(&self, replica: usize) -> Option<LegId> {
         self.legs.iter().find(|(_, l)| l.replica == replica).map(|(id, _)| *id)
     }
@@ -93,18 +132,25 @@ impl World {
             grace_ns: 100 * MS,
             grace_long_ns: 400 * MS,
             swap_retry_ns: 20 * MS,
-            max_inflight: 16,
+            max_inflight: 32,
             copy_window_blocks: 3,
-            copy_queue_depth: 2,
+            copy_queue_depth: COPY_QUEUE_DEPTH,
             prefer_local: self.rng.permille(500),
+            lease_ns: LEASE_NS,
+            lease_hold_ns: 500 * MS,
+            region_blocks: REGION_BLOCKS,
+            live_regions_max: 4,
+            clear_idle_ns: 30 * MS,
             #[cfg(feature = "planted-bugs")]
             bug: self.scenario.bug,
         };
         let waits = OpenWaits {
-            promote_wait_ns: 200 * MS,
+            promote_wait_ns: self.rng.range(20 * MS, 200 * MS),
             retry_ns: 20 * MS,
             connect_wait_ns: 100 * MS,
+            bits_wait_ns: 100 * MS,
             give_up_ns: 1500 * MS,
+            lease_margin_ns: 20 * MS,
         };
         let opener = Opener::new(OpenerParams {
             volume: name(VolumeId::new("v1")),
@@ -112,6 +158,8 @@ impl World {
             engine_instance: instance.clone(),
             lineage: None,
             local: [replica_id(node)].into(),
+            old_engine_dead: false,
+            in_vain: self.in_vain[node].take(),
             options,
             waits,
         });
@@ -123,11 +171,16 @@ impl World {
             legs: BTreeMap::new(),
             rpcs: BTreeMap::new(),
             io: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             host_data: BTreeMap::new(),
             host_values: BTreeMap::new(),
             copy_data: Vec::new(),
             swaps: BTreeMap::new(),
+            alone: false,
             reading: false,
+            keeps_bits: false,
+            inherited: RegionBits::default(),
+            meta_failed: Vec::new(),
         };
         self.nodes[node].process = Some(process);
         self.nodes[node].inbox.clear();
@@ -180,8 +233,9 @@ impl World {
             return;
         }
         match body {
-            ToEngine::Attached { rpc, admitted } => self.attached(to, rpc, Some(admitted)),
-            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None),
+            ToEngine::Attached { rpc, admitted, meta } => self.attached(to, rpc, Some(admitted), meta),
+            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None, false),
+            ToEngine::MetaReply { conn, leg, io, reads, result } => self.meta_reply(to, conn, leg, (io, reads), result),
             ToEngine::IoReply { conn, leg, io, result } => self.io_reply(to, conn, leg, io, result),
             ToEngine::ConnLost { conn } => self.conn_lost(to, conn),
             ToEngine::Record { config } => self.record_read(to, Ok(config)),
@@ -191,7 +245,7 @@ impl World {
             ToEngine::DropDone { leg } => {
                 if let Some(process) = self.process(to) {
                     process.legs.remove(&leg);
-                    process.io.retain(|_, (l, _)| *l != leg);
+                    process.io.retain(|_, flight| flight.leg != leg);
                 }
                 self.feed_core(to, Input::LegLost { leg, announced: false });
             }
@@ -201,7 +255,10 @@ impl World {
                 _ => {}
             },
             ToEngine::AgentStep => self.agent_step(to),
-            ToEngine::Host { id, op, lba, blocks, value } => {
+            ToEngine::Host { conn, id, op, lba, blocks, value } => {
+                if !self.admit_host(to, conn) {
+                    return; // Its connection has ended.
+                }
                 if let Some(process) = self.process(to) {
                     process.host_values.insert(id, value); // Captured once (rule 4).
                 }
@@ -218,6 +275,19 @@ impl World {
             }
             ToEngine::Close => self.feed_core(to, Input::Close),
         }
+    }
+
+    /// Rule 17: a host that comes on a new connection has left the old one. What still arrives there is dead.
+    fn admit_host(&mut self, me: EngineRef, conn: HostConn) -> bool {
+        let late = self.breaks(ModelBug::Rule17LateCommands);
+        let Some(process) = self.process(me) else { return false };
+        let newest = process.hosts.entry(conn.client).or_default();
+        let admitted = conn.number >= *newest;
+        *newest = conn.number.max(*newest);
+        if !admitted {
+            self.trace(|| format!("{me:?} hears a command of host {} on a connection that has ended", conn.client));
+        }
+        admitted || late
     }
 
     fn record_read(&mut self, me: EngineRef, result: Result<mirror_core::Config, mirror_core::RecordError>) {
@@ -256,7 +326,7 @@ impl World {
         self.post_at(deadline, Event::Engine { to: me, body });
     }
 
-    fn feed_opener(&mut self, me: EngineRef, input: OpenInput) {
+    pub(crate) fn feed_opener(&mut self, me: EngineRef, input: OpenInput) {
         let now = self.now;
         let Some(process) = self.process(me) else { return };
         let Job::Opening(opener) = &mut process.job else { return };
@@ -288,10 +358,11 @@ impl World {
             OpenAction::Connect { leg, replica } => {
                 let replica = replica_index(&replica);
                 if let Some(process) = self.process(me) {
-                    process.legs.insert(leg, LegState { replica, conn: None, dropped: false });
+                    process.legs.insert(leg, LegState { replica, conn: None, dropped: false, meta: false });
                 }
                 self.ask_attach(me, replica, Purpose::Connect(leg));
             }
+            OpenAction::ReadMeta { leg, block, blocks } => self.meta_io(me, leg, None, MetaOp::Read { block, blocks }),
             OpenAction::WakeAt { at } => {
                 if at < u64::MAX {
                     self.post_at(at, Event::Engine { to: me, body: ToEngine::Tick });
@@ -302,7 +373,10 @@ impl World {
             OpenAction::Failed { reason } => {
                 self.trace(|| format!("{me:?} did not open: {reason}"));
                 if let Some(process) = self.process(me) {
-                    process.job = Job::Finished;
+                    let job = std::mem::replace(&mut process.job, Job::Finished);
+                    if let Job::Opening(opener) = job {
+                        self.in_vain[me.node] = opener.raised_in_vain();
+                    }
                 }
                 self.manager.failed(me);
             }
@@ -315,12 +389,20 @@ impl World {
             leg.up = self.process(me).and_then(|p| p.legs.get(&leg.leg)).is_some_and(|l| l.conn.is_some());
         }
         let window = params.options.copy_window_blocks as usize;
+        let keeps_bits = params.meta.is_some();
+        let inherited = params.meta.as_ref().map_or_else(RegionBits::default, |meta| meta.inherited.clone());
+        if let Some(meta) = &params.meta {
+            self.outcome.inherited += u64::from(meta.inherited.count());
+            self.outcome.inherited_of += u64::from(meta.inherited.len());
+        }
         let legs = params.legs.clone();
         let core = match Core::open(params) {
             Ok(core) => core,
             Err(error) => return self.fail(format!("the core refuses what the opener gave it: {error}")),
         };
         let Some(process) = self.process(me) else { return };
+        process.keeps_bits = keeps_bits;
+        process.inherited = inherited;
         process.copy_data = vec![vec![0; window]; core.copy_slots() as usize];
         process.job = Job::Serving(Box::new(core));
         process.legs.retain(|id, _| legs.iter().any(|l| l.leg == *id));
@@ -350,14 +432,14 @@ impl World {
     }
 
     /// A replica's answer; `None` when none came in time.
-    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<bool>) {
+    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<bool>, meta: bool) {
         let Some(process) = self.process(me) else { return };
         let Some(Rpc { replica, purpose, conn }) = process.rpcs.remove(&rpc) else { return };
         let serving = matches!(process.job, Job::Serving(_));
         match purpose {
             Purpose::Promote => {
                 let result = match admitted {
-                    Some(true) => Ok(()),
+                    Some(true) => Ok(ReplicaFacts { meta }),
                     Some(false) => Err(PromoteError::Newer),
                     None => Err(PromoteError::Unreachable),
                 };
@@ -371,6 +453,8 @@ impl World {
                 match admitted {
                     Some(true) => {
                         state.conn = conn;
+                        process.alone = false;
+                        state.meta = meta;
                         if connect {
                             self.feed_opener(me, OpenInput::Connected { leg, up: true });
                         } else {
@@ -388,9 +472,9 @@ impl World {
             Purpose::Rejoin => {
                 if admitted == Some(true) && serving && process.leg_of(replica).is_none() {
                     let leg = process.free_leg();
-                    process.legs.insert(leg, LegState { replica, conn, dropped: false });
+                    process.legs.insert(leg, LegState { replica, conn, dropped: false, meta });
                     let local = replica == me.node;
-                    self.feed_core(me, Input::AddLeg { leg, replica: replica_id(replica), local });
+                    self.feed_core(me, Input::AddLeg { leg, replica: replica_id(replica), local, meta });
                 }
             }
         }
@@ -406,12 +490,14 @@ impl World {
         }
     }
 
-    fn conn_lost(&mut self, me: EngineRef, conn: ConnId) {
+    pub(crate) fn conn_lost(&mut self, me: EngineRef, conn: ConnId) {
         let Some(process) = self.process(me) else { return };
         let Some((leg, state)) = process.legs.iter_mut().find(|(_, l)| l.conn == Some(conn)) else { return };
         let leg = *leg;
         state.conn = None;
-        process.io.retain(|_, (l, _)| *l != leg);
+        let swapping = matches!(&process.job, Job::Serving(core) if core.status().swapping);
+        process.alone = !swapping && process.legs.values().all(|l| l.conn.is_none());
+        process.io.retain(|_, flight| flight.leg != leg);
         if matches!(process.job, Job::Serving(_)) {
             self.feed_core(me, Input::LegLost { leg, announced: false });
             self.post(10 * MS, Event::Engine { to: me, body: ToEngine::Reattach { leg } });
@@ -426,14 +512,14 @@ impl World {
         if result == Err(LegError::Gone) {
             return self.conn_lost(me, conn);
         }
-        let Some((_, payload)) = process.io.remove(&io) else { return };
+        let Some(Flight { payload, .. }) = process.io.remove(&io) else { return };
         let result = result.map(|data| match payload {
             _ if data.is_empty() => {}
             Payload::Host(id) => {
                 process.host_data.insert(id, data);
             }
             Payload::Copy(slot) => process.copy_data[slot.0 as usize][..data.len()].copy_from_slice(&data),
-            Payload::None => {}
+            Payload::None | Payload::Probe => {}
         });
         self.feed_core(me, Input::LegDone { leg, io, result });
     }
@@ -441,6 +527,7 @@ impl World {
     /// Replicas without a leg are offered for rebuilding.
     fn agent_step(&mut self, me: EngineRef) {
         self.post(40 * MS, Event::Engine { to: me, body: ToEngine::AgentStep });
+        self.end_hung_legs(me);
         let Some(process) = self.process(me) else { return };
         if !matches!(process.job, Job::Serving(_)) {
             return;
@@ -454,6 +541,20 @@ impl World {
             if self.faults_over || self.rng.permille(500) {
                 self.ask_attach(me, replica, Purpose::Rejoin);
             }
+        }
+    }
+
+    /// Ends connections on which something was not answered in time.
+    fn end_hung_legs(&mut self, me: EngineRef) {
+        let now = self.now;
+        let Some(process) = self.process(me) else { return };
+        let hung = process.io.values().filter(|flight| flight.sent + IO_TIMEOUT_NS <= now);
+        let legs: BTreeSet<LegId> = hung.map(|flight| flight.leg).collect();
+        let conns = legs.iter().filter_map(|leg| process.legs.get(leg)).filter_map(|l| Some((l.conn?, l.replica)));
+        for (conn, replica) in conns.collect::<Vec<_>>() {
+            self.trace(|| format!("{me:?} ends {conn:?} to r{replica}: no answer"));
+            self.send_replica(me, replica, ToReplica::Close { conn });
+            self.conn_lost(me, conn);
         }
     }
 
@@ -471,12 +572,16 @@ impl World {
     fn core_action(&mut self, me: EngineRef, action: Action) {
         match action {
             Action::LegIo { leg, io, op, lba, blocks, payload } => self.leg_io(me, leg, io, op, (lba, blocks), payload),
+            Action::MetaIo { leg, io, op } => self.meta_io(me, leg, Some(io), op),
             Action::HostDone { id, result } => {
                 let data = self.process(me).and_then(|p| p.host_data.remove(&id));
                 self.host_done(me, id, result, data);
             }
             Action::Swap { swap, expect, next, reason } => {
                 self.trace(|| format!("{me:?} asks to swap: {reason:?}"));
+                if reason == SwapReason::Leave && self.process(me).is_some_and(|p| p.alone) {
+                    return self.fail(format!("{me:?} ejects members although it reaches none itself"));
+                }
                 self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
             }
             Action::WakeAt { at } => self.post_at(at.max(self.now), Event::Engine { to: me, body: ToEngine::Tick }),
@@ -489,6 +594,13 @@ impl World {
                 match event {
                     CoreEvent::Joined { .. } => self.outcome.joins += 1,
                     CoreEvent::LegLost { .. } => self.outcome.leaves += 1,
+                    CoreEvent::MetaFailed { leg, .. } => {
+                        if let Some(process) = self.process(me)
+                            && let Some(state) = process.legs.get(&leg)
+                        {
+                            process.meta_failed.push(state.replica);
+                        }
+                    }
                     _ => {}
                 }
                 self.trace(|| format!("{me:?} {event:?}"));
@@ -531,12 +643,15 @@ impl World {
         payload: Payload,
     ) {
         let (lba, blocks) = (range.0, range.1 as usize);
-        let owner = self.arbiter.record.epoch;
+        let (owner, now) = (self.arbiter.record.epoch, self.now);
         let in_sync = |r: usize, w: &Self| w.arbiter.record.in_sync.contains(&replica_id(r));
+        // A guest writes to its buffer while the command is under way; what was captured does not change (rule 4).
+        let scribble = self.breaks(ModelBug::Rule04CaptureAgain) && self.rng.permille(20);
         let Some(process) = self.process(me) else { return };
         let value = match payload {
+            Payload::Host(id) if scribble => process.host_values.get(&id).map_or(0, |_| SCRIBBLE + id.0),
             Payload::Host(id) => process.host_values.get(&id).copied().unwrap_or(0),
-            Payload::Copy(_) | Payload::None => 0,
+            Payload::Copy(_) | Payload::None | Payload::Probe => 0,
         };
         let data = match payload {
             Payload::Copy(slot) => process.copy_data[slot.0 as usize][..blocks].to_vec(),
@@ -548,10 +663,17 @@ impl World {
         let Some(conn) = state.conn else {
             return self.fail(format!("the core sends to {leg:?}, which it was told is lost"));
         };
-        process.io.insert(io, (leg, payload));
-        if op == mirror_core::Op::Read && epoch == owner && !in_sync(state.replica, self) {
+        process.io.insert(io, Flight { leg, payload, sent: now });
+        let reads = op == mirror_core::Op::Read && payload != Payload::Probe;
+        if reads && epoch == owner && !in_sync(state.replica, self) {
             return self
                 .fail(format!("replica r{} is read from but is not in the recorded in-sync set", state.replica));
+        }
+        if self.scenario.check_bits && op.changes_blocks() && matches!(payload, Payload::Host(_)) {
+            self.check_bits(me, range);
+        }
+        if let (true, Payload::Copy(slot)) = (self.scenario.check_bits, payload) {
+            self.check_copy(me, slot, range);
         }
         self.send_replica(me, state.replica, ToReplica::Io { conn, epoch, io, leg, op, lba, data });
     }

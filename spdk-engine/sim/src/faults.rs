@@ -25,6 +25,10 @@ pub enum FaultKind {
     Cut(usize, usize),
     /// An engine cannot talk to any replica.
     CutAll(usize),
+    /// A host's connection breaks; it comes back on a new one while commands may still be on the way on the old one.
+    HostBreak(usize),
+    /// The active engine's node and one replica are parted from everything else; the manager opens the volume elsewhere.
+    Partition(usize),
     /// The connection of the active engine to a replica breaks once.
     Break(usize),
     /// An engine cannot talk to the arbiter.
@@ -52,11 +56,16 @@ pub enum FaultKind {
 }
 
 /// Draws the faults of a run.
-pub(crate) fn draw(rng: &mut Rng, count: usize, until_ns: u64, engines: usize, replicas: usize) -> Vec<Fault> {
+pub(crate) fn draw(
+    rng: &mut Rng,
+    count: usize,
+    until_ns: u64,
+    (engines, replicas, hosts): (usize, usize, usize),
+) -> Vec<Fault> {
     let mut faults: Vec<Fault> = (0..count)
         .map(|_| {
             let (engine, replica) = (rng.index(engines), rng.index(replicas));
-            let kind = match rng.range(0, 31) {
+            let kind = match rng.range(0, 38) {
                 0..=5 => FaultKind::ReplicaCrash(replica),
                 6..=8 => FaultKind::Cut(engine, replica),
                 9 => FaultKind::CutAll(engine),
@@ -71,7 +80,9 @@ pub(crate) fn draw(rng: &mut Rng, count: usize, until_ns: u64, engines: usize, r
                 27 => FaultKind::WriteErrors(replica),
                 28 => FaultKind::ReadErrors(replica),
                 29 => FaultKind::Full(replica),
-                _ => FaultKind::Remove(replica),
+                30 => FaultKind::Remove(replica),
+                31..=33 => FaultKind::Partition(replica),
+                _ => FaultKind::HostBreak(rng.index(hosts)),
             };
             let long = rng.permille(300);
             let for_ns = rng.range(2 * MS, if long { 900 * MS } else { 150 * MS });

@@ -1,22 +1,25 @@
 //! A seeded, deterministic simulator around the mirror core and its opener.
 //!
 //! *What it is.* Two engines, three replicas with disks and sessions, one arbiter, a network that delays, loses and
-//! cuts, hosts that write unique values and retry, and a manager that opens the volume elsewhere when it doubts the
-//! engine. The engines run `mirror_core::Core` and `mirror_core::Opener`: the very code of the product. One seed is
-//! one run; the same seed gives the same run.
+//! cuts, hosts that write unique values and retry, one that goes on reading from an engine that was replaced, and a
+//! manager that opens the volume elsewhere when it doubts the engine. The engines run `mirror_core::Core` and
+//! `mirror_core::Opener`: the very code of the product. One seed is one run; the same seed gives the same run.
 //!
 //! *What is checked.*
 //! - Each block is linearisable: no acknowledged write lost, no stale read, no read that flips back ([`history`]).
 //! - Every record that the arbiter accepts is a lawful successor: `S` never empty nor below its minimum, `k` rises,
 //!   the epoch never falls.
 //! - A replica outside the recorded `S` is never read from by the engine that owns the epoch.
+//! - An engine that reaches no replica ejects none.
+//! - A replica never admits an epoch below one that it admitted before.
 //! - An engine that was replaced acknowledges nothing that was given to it afterwards.
+//! - Data of a write is sent only when the write-intent bits of its regions are set on the disks of all recorded
+//!   members (rules 9 and 18), a bit is cleared only when all of
+//!   them have flushed the region, and only regions that were found set are made equal.
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
 //!
-//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing, write-intent bits, and a second
-//! host that keeps reading on the old engine: without the read lease of rule 16 such a host may read stale data, so
-//! all hosts change their path together here.
+//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing.
 //!
 //! *When a run fails* it says why, with the seed; [`shrink`] then looks for a run with fewer faults and commands
 //! that fails too.
@@ -30,11 +33,14 @@ mod engine;
 mod faults;
 pub mod history;
 mod manager;
+mod meta;
+mod model_bug;
 mod replica;
 mod rng;
 mod shrink;
 mod world;
 
 pub use faults::{Fault, FaultKind};
+pub use model_bug::ModelBug;
 pub use shrink::{Shrunk, shrink};
 pub use world::{Outcome, Scenario, run};

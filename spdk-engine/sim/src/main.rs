@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use engine_sim::{Outcome, Scenario, run, shrink};
+use engine_sim::{ModelBug, Outcome, Scenario, run, shrink};
 
 /// Runs the mirror core on simulated disks, networks, clocks and an arbiter.
 #[derive(Debug, Parser)]
@@ -20,9 +20,36 @@ struct Args {
     /// Most host commands of a run.
     #[arg(long, default_value_t = 600)]
     ops: u32,
+    /// Do not look at the write-intent bits on the disks, only at what hosts see.
+    #[arg(long)]
+    no_check_bits: bool,
     /// Do not look for a smaller failing run.
     #[arg(long)]
     no_shrink: bool,
+    /// Go on after a seed that fails; only say which ones do, and how.
+    #[arg(long)]
+    keep_going: bool,
+    /// Break one rule in the surroundings of the core on purpose, by the name of the switch.
+    #[arg(long, value_parser = parse_model_bug)]
+    model_bug: Option<ModelBug>,
+    /// Break one rule in the core on purpose, by the name of the switch.
+    #[cfg(feature = "planted-bugs")]
+    #[arg(long, value_parser = parse_bug)]
+    bug: Option<mirror_core::PlantedBug>,
+}
+
+fn parse_model_bug(text: &str) -> Result<ModelBug, String> {
+    find_switch(ModelBug::ALL, text)
+}
+
+#[cfg(feature = "planted-bugs")]
+fn parse_bug(text: &str) -> Result<mirror_core::PlantedBug, String> {
+    find_switch(mirror_core::PlantedBug::ALL, text)
+}
+
+fn find_switch<T: Copy + std::fmt::Debug>(all: &[T], text: &str) -> Result<T, String> {
+    let found = all.iter().find(|bug| format!("{bug:?}") == text);
+    found.copied().ok_or_else(|| format!("{text:?} is not a switch: {all:?} are allowed"))
 }
 
 fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
@@ -36,19 +63,32 @@ fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mut total = Outcome::default();
+    let (mut total, mut failed) = (Outcome::default(), 0u64);
+    let began = std::time::Instant::now();
     for seed in args.seeds.clone() {
-        let scenario = Scenario { ops: args.ops, trace: args.trace, ..Scenario::new(seed) };
+        let scenario = Scenario {
+            ops: args.ops,
+            trace: args.trace,
+            model_bug: args.model_bug,
+            check_bits: !args.no_check_bits,
+            #[cfg(feature = "planted-bugs")]
+            bug: args.bug,
+            ..Scenario::new(seed)
+        };
         let outcome = run(&scenario);
-        if let Some(violation) = &outcome.violation {
+        if let Some(violation) = outcome.violation.as_ref().filter(|_| args.keep_going) {
+            println!("seed {seed} FAILED: {}", violation.chars().take(200).collect::<String>());
+            failed += 1;
+        } else if let Some(violation) = &outcome.violation {
             report(seed, violation, &scenario, &outcome, args.no_shrink);
             return ExitCode::FAILURE;
         }
         add(&mut total, &outcome);
     }
+    let rate = (args.seeds.end - args.seeds.start) as f64 / began.elapsed().as_secs_f64();
     println!(
-        "seeds {}..{}: all pass; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
-         unknown outcome, {} faults, {} events",
+        "seeds {}..{}: {failed} failed; {rate:.0} seeds/s; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
+         unknown outcome, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
         args.seeds.start,
         args.seeds.end,
         total.ops,
@@ -58,9 +98,13 @@ fn main() -> ExitCode {
         total.joins,
         total.unknown_swaps,
         total.faults.len(),
-        total.events
+        total.events,
+        total.meta_writes,
+        total.cleared,
+        total.inherited,
+        total.inherited_of
     );
-    ExitCode::SUCCESS
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn add(total: &mut Outcome, one: &Outcome) {
@@ -71,6 +115,10 @@ fn add(total: &mut Outcome, one: &Outcome) {
     total.joins += one.joins;
     total.unknown_swaps += one.unknown_swaps;
     total.events += one.events;
+    total.meta_writes += one.meta_writes;
+    total.cleared += one.cleared;
+    total.inherited += one.inherited;
+    total.inherited_of += one.inherited_of;
     total.faults.extend(one.faults.iter().copied());
 }
 

@@ -8,7 +8,7 @@
 
 use mirror_core::Op;
 
-use crate::engine::Job;
+use crate::engine::{Job, Process};
 use crate::faults::MS;
 use crate::world::{BLOCKS, ENGINES, EngineRef, Event, REPLICAS, ToEngine, World};
 
@@ -30,8 +30,13 @@ pub(crate) struct Manager {
     pub(crate) active: Option<EngineRef>,
     opening: Option<EngineRef>,
     doubts: bool,
+    /// The engine that was asked to close, and when that is given up and it is ended.
+    closing: Option<(EngineRef, u64)>,
     phase: Phase,
 }
+
+/// How long an orderly close may take. A frozen volume cannot close by itself.
+const CLOSE_NS: u64 = 1500 * MS;
 
 impl Manager {
     /// The manager thinks that the active engine is dead.
@@ -53,6 +58,9 @@ impl Manager {
 impl World {
     pub(crate) fn manager_step(&mut self) {
         self.post(10 * MS, Event::Manager);
+        if let Some((engine, _)) = self.manager.closing.take_if(|(_, until)| *until <= self.now) {
+            self.kill_engine(engine);
+        }
         if let Some(opening) = self.manager.opening {
             // One that is paused for long, or dead, is given up.
             if self.process(opening).is_none() || self.is_paused(opening.node) {
@@ -100,7 +108,8 @@ impl World {
         let epoch = |w: &Self, e: EngineRef| w.process_ref(e).map(|p| p.epoch);
         let newest = self.manager.active.and_then(|a| epoch(self, a)).is_none_or(|a| Some(a) < epoch(self, engine));
         if newest {
-            self.manager.active = Some(engine);
+            let old = self.manager.active.replace(engine);
+            self.cling(old);
         }
         self.switch_path();
         self.tempt_old_engines();
@@ -121,11 +130,13 @@ impl World {
 
     pub(crate) fn close_active(&mut self) {
         if let Some(active) = self.manager.active {
+            self.manager.closing = Some((active, self.now + CLOSE_NS));
             self.post(0, Event::Engine { to: active, body: ToEngine::Close });
         }
     }
 
     pub(crate) fn closed(&mut self, engine: EngineRef) {
+        self.manager.closing = None;
         if self.manager.phase == Phase::Closing && self.manager.active == Some(engine) {
             self.check_closed();
             self.manager.phase = Phase::Reopen;
@@ -178,7 +189,7 @@ impl World {
 
     fn is_serving(&self) -> bool {
         let active = self.manager.active;
-        active.and_then(|a| self.process_ref(a)).is_some_and(|p| matches!(p.job, Job::Serving(_)))
+        active.and_then(|a| self.process_ref(a)).is_some_and(Process::is_serving)
     }
 
     fn is_settled(&self) -> bool {
@@ -189,7 +200,8 @@ impl World {
         let Some(process) = self.process_ref(active) else { return false };
         let Job::Serving(core) = &process.job else { return false };
         let status = core.status();
-        status.config.in_sync.len() == REPLICAS && !status.swapping && status.lost.is_empty()
+        let equal = status.inherited_regions == 0;
+        status.config.in_sync.len() == REPLICAS && !status.swapping && status.lost.is_empty() && equal
     }
 
     fn read_all(&mut self) {

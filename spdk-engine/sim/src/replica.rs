@@ -3,8 +3,13 @@
 //! *Invariants.* I/O is executed only for the current session. A new session, also of the same engine, first ends
 //! the old one and waits until its I/O on the disk is finished. After a restart nobody is allowed until a promote.
 
-use mirror_core::{EngineInstance, Epoch, LegError, Op};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, decode_bits};
+use mirror_core::{EngineInstance, Epoch, LegError, MetaOp, Op};
+
+use crate::model_bug::ModelBug;
 use crate::rng::Rng;
 use crate::world::{ConnId, EngineRef};
 
@@ -19,7 +24,12 @@ pub(crate) struct DiskIo {
     pub(crate) op: Op,
     pub(crate) lba: u64,
     pub(crate) data: Vec<u64>,
+    /// It is for the meta area; `op`, `lba` and `data` mean nothing then.
+    pub(crate) meta: Option<MetaOp>,
 }
+
+/// Bytes that the disk writes at once, whatever happens.
+const SECTOR: usize = 512;
 
 /// A request for a session that waits for the old one's I/O.
 #[derive(Debug, Clone)]
@@ -34,8 +44,14 @@ pub(crate) struct Attach {
 pub(crate) struct Replica {
     pub(crate) up: bool,
     pub(crate) blocks: Vec<u64>,
+    /// The meta area; empty when the replica has none.
+    pub(crate) meta: Vec<u8>,
+    /// Regions written since the last flush.
+    pub(crate) unflushed: BTreeSet<u32>,
     pub(crate) epoch: Epoch,
     pub(crate) instance: Option<EngineInstance>,
+    /// The highest epoch it ever admitted, whatever it remembers; for the check alone.
+    pub(crate) admitted_max: Epoch,
     /// Promoted since the last start.
     pub(crate) allowed: bool,
     pub(crate) session: Option<(ConnId, EngineRef)>,
@@ -57,12 +73,15 @@ pub(crate) enum Admission {
 }
 
 impl Replica {
-    pub(crate) fn new(blocks: usize) -> Self {
+    pub(crate) fn new(blocks: usize, meta_blocks: u64) -> Self {
         Self {
             up: true,
             blocks: vec![0; blocks],
+            meta: vec![0; usize::try_from(meta_blocks).unwrap_or(0) * META_BLOCK_BYTES],
+            unflushed: BTreeSet::new(),
             epoch: Epoch(0),
             instance: None,
+            admitted_max: Epoch(0),
             allowed: false,
             session: None,
             disk: Vec::new(),
@@ -88,12 +107,22 @@ impl Replica {
     }
 
     /// Executes an I/O whose time on the disk is over.
-    pub(crate) fn execute(&mut self, io: &DiskIo, now: u64, rng: &mut Rng) -> Result<Vec<u64>, LegError> {
+    pub(crate) fn execute(
+        &mut self,
+        io: &DiskIo,
+        now: u64,
+        bug: Option<ModelBug>,
+        rng: &mut Rng,
+    ) -> Result<Vec<u64>, LegError> {
+        let hints = bug == Some(ModelBug::Rule05UnmapIsAHint);
         let (from, to) = (usize::try_from(io.lba).unwrap_or(0), usize::try_from(io.lba).unwrap_or(0) + io.data.len());
         match io.op {
             Op::Read if now < self.read_errors_until => Err(LegError::Media),
             Op::Read => Ok(self.blocks[from..to].to_vec()),
-            Op::Flush => Ok(Vec::new()),
+            Op::Flush => {
+                self.unflushed.clear();
+                Ok(Vec::new())
+            }
             Op::Write { .. } | Op::Unmap | Op::WriteZeroes => {
                 let error = if now < self.write_errors_until {
                     Some(LegError::Media)
@@ -103,8 +132,48 @@ impl Replica {
                     None
                 };
                 // A write that fails may have been done in part.
-                self.store(from, &io.data, error.is_some(), rng);
+                self.store(from, &io.data, error.is_some() || (hints && io.op == Op::Unmap), rng);
                 error.map_or(Ok(Vec::new()), Err)
+            }
+        }
+    }
+
+    pub(crate) fn has_meta(&self) -> bool {
+        !self.meta.is_empty()
+    }
+
+    /// What its bits say to whoever reads them now.
+    pub(crate) fn bits(&self, geometry: &Geometry) -> RegionBits {
+        let start = usize::try_from(geometry.bits_start()).unwrap_or(0) * META_BLOCK_BYTES;
+        decode_bits(geometry, self.meta.get(start..).unwrap_or_default()).0
+    }
+
+    /// Executes an I/O on the meta area whose time is over. Reads return bytes.
+    pub(crate) fn execute_meta(&mut self, op: &MetaOp, now: u64, rng: &mut Rng) -> Result<Arc<[u8]>, LegError> {
+        match op {
+            MetaOp::Read { .. } if now < self.read_errors_until => Err(LegError::Media),
+            MetaOp::Read { block, blocks } => {
+                let from = usize::try_from(*block).unwrap_or(usize::MAX).saturating_mul(META_BLOCK_BYTES);
+                let bytes = self.meta.get(from..from + *blocks as usize * META_BLOCK_BYTES);
+                bytes.map(Arc::from).ok_or(LegError::Other)
+            }
+            MetaOp::Write { block, data } => {
+                let fails = now < self.write_errors_until;
+                self.store_meta(*block, data, fails, rng);
+                if fails { Err(LegError::Media) } else { Ok(Arc::from([])) }
+            }
+        }
+    }
+
+    /// A write that is cut off mixes whole sectors.
+    fn store_meta(&mut self, block: u64, data: &[u8], partly: bool, rng: &mut Rng) {
+        let from = usize::try_from(block).unwrap_or(usize::MAX).saturating_mul(META_BLOCK_BYTES);
+        for (i, sector) in data.chunks(SECTOR).enumerate() {
+            let at = from + i * SECTOR;
+            if (!partly || rng.permille(500))
+                && let Some(place) = self.meta.get_mut(at..at + sector.len())
+            {
+                place.copy_from_slice(sector);
             }
         }
     }
@@ -124,7 +193,9 @@ impl Replica {
         self.session = None;
         self.attaching.clear();
         for io in std::mem::take(&mut self.disk) {
-            if io.op.changes_blocks() {
+            if let Some(MetaOp::Write { block, data }) = &io.meta {
+                self.store_meta(*block, data, true, rng);
+            } else if io.meta.is_none() && io.op.changes_blocks() {
                 self.store(usize::try_from(io.lba).unwrap_or(0), &io.data, true, rng);
             }
         }

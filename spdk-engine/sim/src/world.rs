@@ -8,18 +8,22 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::sync::Arc;
 
 use mirror_core::{
-    Config, ConfigNumber, ConfigVersion, EngineInstance, Epoch, HostId, HostResult, IoId, LegError, LegId, Lineage, Op,
-    ReplicaId, SwapId, SwapOutcome,
+    Config, ConfigNumber, ConfigVersion, EngineInstance, Epoch, HostId, HostResult, IoId, LegError, LegId, Lineage,
+    MetaOp, Op, RaisedInVain, ReplicaId, SwapId, SwapOutcome,
 };
 
+use mirror_core::meta::Geometry;
+
 use crate::arbiter::Arbiter;
-use crate::client::{Client, ClientOp};
+use crate::client::{Client, ClientOp, DEPTH_MAX};
 use crate::engine::Node;
 use crate::faults::{Fault, FaultKind, MS, draw};
 use crate::history::{FIRST_STAMP, History, Stamp};
 use crate::manager::Manager;
+use crate::model_bug::ModelBug;
 use crate::replica::{Admission, Attach, DiskIo, Replica};
 use crate::rng::Rng;
 
@@ -29,6 +33,10 @@ pub(crate) const REPLICAS: usize = 3;
 pub(crate) const ENGINES: usize = 2;
 /// Blocks of the volume: few, so that commands meet.
 pub(crate) const BLOCKS: u64 = 24;
+/// Hosts. The last one clings to an old engine as long as that answers.
+pub(crate) const CLIENTS: usize = 4;
+/// Blocks of a region of write-intent bits.
+pub(crate) const REGION_BLOCKS: u64 = 4;
 /// How long after the last fault everything must be well again.
 const SETTLE_NS: u64 = 20_000 * MS;
 
@@ -45,6 +53,11 @@ pub struct Scenario {
     pub until_ns: u64,
     /// Print one line per event.
     pub trace: bool,
+    /// Rule that the surroundings of the core break on purpose.
+    pub model_bug: Option<ModelBug>,
+    /// Also look at the write-intent bits on the disks whenever data is sent or a bit is cleared. Without it a broken
+    /// rule is noticed only when a host reads wrong data.
+    pub check_bits: bool,
     /// Rule to break on purpose.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<mirror_core::PlantedBug>,
@@ -60,6 +73,8 @@ impl Scenario {
             faults: None,
             until_ns: 2_500 * MS,
             trace: false,
+            model_bug: None,
+            check_bits: true,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -85,6 +100,14 @@ pub struct Outcome {
     pub leaves: u32,
     /// Swaps of unknown outcome.
     pub unknown_swaps: u32,
+    /// Writes to meta areas.
+    pub meta_writes: u64,
+    /// Regions that engines found set in the bits when they opened after an unclean stop.
+    pub inherited: u64,
+    /// Regions of those openings in all.
+    pub inherited_of: u64,
+    /// Live bits that were cleared.
+    pub cleared: u64,
     /// Events handled.
     pub events: u64,
 }
@@ -100,11 +123,41 @@ pub(crate) struct EngineRef {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ConnId(pub(crate) u64);
 
+/// A connection of a host to an engine. A higher number replaces a lower one of the same host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HostConn {
+    pub(crate) client: usize,
+    pub(crate) number: u64,
+}
+
 #[derive(Debug, Clone)]
 pub(crate) enum ToReplica {
-    Attach { rpc: u64, conn: Option<ConnId>, epoch: Epoch, instance: EngineInstance },
-    Io { conn: ConnId, epoch: Epoch, io: IoId, leg: LegId, op: Op, lba: u64, data: Vec<u64> },
-    Close { conn: ConnId },
+    Attach {
+        rpc: u64,
+        conn: Option<ConnId>,
+        epoch: Epoch,
+        instance: EngineInstance,
+    },
+    Io {
+        conn: ConnId,
+        epoch: Epoch,
+        io: IoId,
+        leg: LegId,
+        op: Op,
+        lba: u64,
+        data: Vec<u64>,
+    },
+    /// I/O on the meta area; `io` is `None` for the opener.
+    Meta {
+        conn: ConnId,
+        epoch: Epoch,
+        io: Option<IoId>,
+        leg: LegId,
+        op: MetaOp,
+    },
+    Close {
+        conn: ConnId,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -115,7 +168,8 @@ pub(crate) enum ToArbiter {
 
 #[derive(Debug, Clone)]
 pub(crate) enum ToEngine {
-    Attached { rpc: u64, admitted: bool },
+    Attached { rpc: u64, admitted: bool, meta: bool },
+    MetaReply { conn: ConnId, leg: LegId, io: Option<IoId>, reads: bool, result: Result<Arc<[u8]>, LegError> },
     IoReply { conn: ConnId, leg: LegId, io: IoId, result: Result<Vec<u64>, LegError> },
     ConnLost { conn: ConnId },
     Record { config: Config },
@@ -126,24 +180,53 @@ pub(crate) enum ToEngine {
     DropDone { leg: LegId },
     Tick,
     AgentStep,
-    Host { id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
+    Host { conn: HostConn, id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
     Remove { replica: usize },
     Close,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
-    Replica { replica: usize, from: EngineRef, body: ToReplica },
-    Engine { to: EngineRef, body: ToEngine },
-    FromReplica { to: EngineRef, replica: usize, body: ToEngine },
-    Arbiter { from: EngineRef, body: ToArbiter },
-    DiskDone { replica: usize, key: u64 },
-    ReplicaUp { replica: usize },
-    Client { client: usize },
-    Resubmit { id: HostId },
+    Replica {
+        replica: usize,
+        from: EngineRef,
+        body: ToReplica,
+    },
+    Engine {
+        to: EngineRef,
+        body: ToEngine,
+    },
+    FromReplica {
+        to: EngineRef,
+        replica: usize,
+        body: ToEngine,
+    },
+    Arbiter {
+        from: EngineRef,
+        body: ToArbiter,
+    },
+    DiskDone {
+        replica: usize,
+        key: u64,
+    },
+    ReplicaUp {
+        replica: usize,
+    },
+    Client {
+        client: usize,
+    },
+    Resubmit {
+        id: HostId,
+    },
+    /// A host that clings to an old engine follows the others.
+    LetGo {
+        client: usize,
+    },
     Fault(Fault),
     Manager,
-    Resume { node: usize },
+    Resume {
+        node: usize,
+    },
     EndOfFaults,
     Phase,
 }
@@ -185,7 +268,11 @@ pub(crate) struct World {
     pub(crate) replicas: Vec<Replica>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) clients: Vec<Client>,
+    /// Commands that a host keeps in flight.
+    pub(crate) depth: usize,
     pub(crate) ops: BTreeMap<HostId, ClientOp>,
+    /// The command that each attempt belongs to.
+    pub(crate) attempts: BTreeMap<HostId, HostId>,
     pub(crate) manager: Manager,
     pub(crate) history: History,
     pub(crate) outcome: Outcome,
@@ -193,6 +280,8 @@ pub(crate) struct World {
     cut_until: [[u64; REPLICAS]; ENGINES],
     arbiter_cut_until: [u64; ENGINES],
     arbiter_slow_until: u64,
+    /// What the last attempt of each node to open the volume left behind, when it failed.
+    pub(crate) in_vain: [Option<RaisedInVain>; ENGINES],
 }
 
 /// Runs one scenario.
@@ -213,6 +302,14 @@ pub(crate) fn replica_id(index: usize) -> ReplicaId {
     name(ReplicaId::new(&format!("r{index}")))
 }
 
+/// The number of meta reads of an opener, which has no numbers.
+pub(crate) const OPENER_IO: IoId = IoId(u64::MAX);
+
+/// The layout of every meta area.
+pub(crate) fn layout() -> Geometry {
+    name(Geometry::new(BLOCKS, REGION_BLOCKS))
+}
+
 /// Names made here are lawful.
 pub(crate) fn name<T, E: std::fmt::Display>(made: Result<T, E>) -> T {
     match made {
@@ -225,6 +322,11 @@ impl World {
     fn new(scenario: Scenario) -> Self {
         let mut rng = Rng::new(scenario.seed);
         let strict = rng.permille(250);
+        // Mostly all replicas have a meta area, sometimes some, sometimes none.
+        let (all, none) = (rng.permille(800), rng.permille(500));
+        let geometry = layout();
+        let meta: Vec<u64> =
+            (0..REPLICAS).map(|_| if all || (!none && rng.permille(600)) { geometry.blocks() } else { 0 }).collect();
         let record = Config {
             lineage: name(Lineage::new("l1")),
             epoch: Epoch(0),
@@ -236,14 +338,15 @@ impl World {
             size_blocks: BLOCKS,
             clean: true,
         };
+        let depth = usize::try_from(rng.range(1, DEPTH_MAX + 1)).unwrap_or(1);
         // Faults have a source of their own, so that a run with some of them left out differs in nothing else.
         let mut fault_rng = Rng::new(scenario.seed.rotate_left(32) ^ 0x5eed);
         let count = fault_rng.index(14);
         let faults = scenario
             .faults
             .clone()
-            .unwrap_or_else(|| draw(&mut fault_rng, count, scenario.until_ns, ENGINES, REPLICAS));
-        let clients = (0..3).map(|_| Client::default()).collect();
+            .unwrap_or_else(|| draw(&mut fault_rng, count, scenario.until_ns, (ENGINES, REPLICAS, CLIENTS)));
+        let clients = (0..CLIENTS).map(|_| Client::default()).collect();
         let mut world = Self {
             now: 0,
             rng,
@@ -252,10 +355,12 @@ impl World {
             next_id: 1,
             next_stamp: FIRST_STAMP,
             arbiter: Arbiter { record },
-            replicas: (0..REPLICAS).map(|_| Replica::new(BLOCKS as usize)).collect(),
+            replicas: meta.into_iter().map(|blocks| Replica::new(BLOCKS as usize, blocks)).collect(),
             nodes: (0..ENGINES).map(|_| Node::default()).collect(),
             clients,
+            depth,
             ops: BTreeMap::new(),
+            attempts: BTreeMap::new(),
             manager: Manager::default(),
             history: History::default(),
             outcome: Outcome { faults: faults.clone(), ..Outcome::default() },
@@ -263,6 +368,7 @@ impl World {
             cut_until: [[0; REPLICAS]; ENGINES],
             arbiter_cut_until: [0; ENGINES],
             arbiter_slow_until: 0,
+            in_vain: [None; ENGINES],
             scenario,
         };
         for fault in faults {
@@ -350,7 +456,7 @@ impl World {
         self.post(delay, Event::Replica { replica, from, body });
     }
 
-    fn send_engine(&mut self, to: EngineRef, replica: usize, body: ToEngine) {
+    pub(crate) fn send_engine(&mut self, to: EngineRef, replica: usize, body: ToEngine) {
         let delay = self.net_delay();
         self.post(delay, Event::FromReplica { to, replica, body });
     }
@@ -366,7 +472,7 @@ impl World {
             Event::Engine { to, body } => self.engine_event(to, body),
             Event::FromReplica { to, replica, body } => {
                 if self.is_cut(to.node, replica) {
-                    if let ToEngine::IoReply { conn, .. } = body {
+                    if let ToEngine::IoReply { conn, .. } | ToEngine::MetaReply { conn, .. } = body {
                         self.lose_conn(to, conn);
                     }
                 } else {
@@ -382,6 +488,7 @@ impl World {
             }
             Event::Client { client } => self.client_step(client),
             Event::Resubmit { id } => self.submit(id),
+            Event::LetGo { client } => self.let_go(client),
             Event::Fault(fault) => self.fault(fault),
             Event::Manager => self.manager_step(),
             Event::Resume { node } => self.resume(node),
@@ -392,7 +499,7 @@ impl World {
 
     fn replica_event(&mut self, r: usize, from: EngineRef, body: ToReplica) {
         if self.is_cut(from.node, r) || !self.replicas[r].up {
-            if let ToReplica::Io { conn, .. } = body {
+            if let ToReplica::Io { conn, .. } | ToReplica::Meta { conn, .. } = body {
                 self.lose_conn(from, conn);
             }
             return;
@@ -403,9 +510,14 @@ impl World {
                 match self.replicas[r].admit(epoch, &instance) {
                     Admission::Fenced => {
                         self.trace(|| format!("r{r} refuses {instance} of epoch {epoch}"));
-                        self.send_engine(from, r, ToEngine::Attached { rpc, admitted: false });
+                        self.send_engine(from, r, ToEngine::Attached { rpc, admitted: false, meta: false });
                     }
                     Admission::Draining => {
+                        let newest = self.replicas[r].admitted_max.max(epoch);
+                        self.replicas[r].admitted_max = newest;
+                        if epoch < newest {
+                            return self.fail(format!("r{r} admits epoch {epoch} after it was promoted to {newest}"));
+                        }
                         self.trace(|| format!("r{r} admits {instance} of epoch {epoch}, conn {conn:?}"));
                         if let Some((old_conn, owner)) = old {
                             self.lose_conn(owner, old_conn);
@@ -421,12 +533,18 @@ impl World {
                     self.send_engine(from, r, ToEngine::IoReply { conn, leg, io, result: Err(error) });
                     return;
                 }
-                let key = self.fresh_id();
-                self.replicas[r].disk.push(DiskIo { key, conn, from, io, leg, op, lba, data });
-                let delay =
-                    if self.rng.permille(10) { self.rng.range(MS, 60 * MS) } else { self.rng.range(MS / 20, MS) };
-                let at = (self.now + delay).max(self.replicas[r].hang_until);
-                self.post_at(at, Event::DiskDone { replica: r, key });
+                self.start_disk(r, DiskIo { key: 0, conn, from, io, leg, op, lba, data, meta: None });
+            }
+            ToReplica::Meta { conn, epoch, io, leg, op } => {
+                let reads = matches!(op, MetaOp::Read { .. });
+                if self.replicas[r].session.map(|s| s.0) != Some(conn) {
+                    let error = if epoch < self.replicas[r].epoch { LegError::Fenced } else { LegError::Gone };
+                    self.send_engine(from, r, ToEngine::MetaReply { conn, leg, io, reads, result: Err(error) });
+                    return;
+                }
+                let io = io.unwrap_or(OPENER_IO);
+                let data = Vec::new();
+                self.start_disk(r, DiskIo { key: 0, conn, from, io, leg, op: Op::Read, lba: 0, data, meta: Some(op) });
             }
             ToReplica::Close { conn } => {
                 if self.replicas[r].session.map(|s| s.0) == Some(conn) {
@@ -436,16 +554,29 @@ impl World {
         }
     }
 
+    pub(crate) fn breaks(&self, bug: ModelBug) -> bool {
+        self.scenario.model_bug == Some(bug)
+    }
+
+    fn start_disk(&mut self, r: usize, io: DiskIo) {
+        let key = self.fresh_id();
+        self.replicas[r].disk.push(DiskIo { key, ..io });
+        let delay = if self.rng.permille(10) { self.rng.range(MS, 60 * MS) } else { self.rng.range(MS / 20, MS) };
+        let at = (self.now + delay).max(self.replicas[r].hang_until);
+        self.post_at(at, Event::DiskDone { replica: r, key });
+    }
+
     /// Grants requests for a session when the disk has finished what older ones gave it. The last one wins.
     fn finish_attach(&mut self, r: usize) {
-        if !self.replicas[r].disk.is_empty() {
+        if !self.replicas[r].disk.is_empty() && !self.breaks(ModelBug::Rule13NoDrain) {
             return;
         }
         for attach in std::mem::take(&mut self.replicas[r].attaching) {
             if let Some(conn) = attach.conn {
                 self.replicas[r].session = Some((conn, attach.from));
             }
-            self.send_engine(attach.from, r, ToEngine::Attached { rpc: attach.rpc, admitted: true });
+            let meta = self.replicas[r].has_meta();
+            self.send_engine(attach.from, r, ToEngine::Attached { rpc: attach.rpc, admitted: true, meta });
         }
     }
 
@@ -456,7 +587,16 @@ impl World {
             return;
         }
         let io = self.replicas[r].disk.swap_remove(at);
-        let result = self.replicas[r].execute(&io, self.now, &mut self.rng);
+        if let Some(op) = &io.meta {
+            self.meta_done(r, &io, op);
+            self.finish_attach(r);
+            return;
+        }
+        if io.op.changes_blocks() && !matches!(io.op, Op::Write { fua: true }) {
+            let (first, last) = layout().regions_of(io.lba, u32::try_from(io.data.len()).unwrap_or(1));
+            self.replicas[r].unflushed.extend(first..=last);
+        }
+        let result = self.replicas[r].execute(&io, self.now, self.scenario.model_bug, &mut self.rng);
         self.trace(|| {
             format!("r{r} {:?} {}+{} of {:?}: {result:?} {:?}", io.op, io.lba, io.data.len(), io.from, io.data)
         });
@@ -498,6 +638,8 @@ impl World {
             FaultKind::ReplicaCrash(r) => self.crash_replica(r, fault.for_ns),
             FaultKind::Cut(e, r) => self.cut_until[e][r] = until,
             FaultKind::CutAll(e) => self.cut_until[e] = [until; REPLICAS],
+            FaultKind::HostBreak(client) => self.break_host(client),
+            FaultKind::Partition(r) => self.part_active(r, until),
             FaultKind::Break(r) => {
                 if let Some((conn, owner)) = self.replicas[r].session.take() {
                     self.lose_conn(owner, conn);
@@ -521,6 +663,20 @@ impl World {
         }
     }
 
+    /// The active engine keeps one replica and loses everything else; nobody else reaches that replica.
+    fn part_active(&mut self, kept: usize, until: u64) {
+        let Some(active) = self.manager.active else { return };
+        for engine in 0..ENGINES {
+            for replica in 0..REPLICAS {
+                if (engine == active.node) != (replica == kept) {
+                    self.cut_until[engine][replica] = until;
+                }
+            }
+        }
+        self.arbiter_cut_until[active.node] = until;
+        self.manager.doubt();
+    }
+
     fn crash_replica(&mut self, r: usize, for_ns: u64) {
         if !self.replicas[r].up {
             return;
@@ -530,6 +686,10 @@ impl World {
         }
         let rng = &mut self.rng;
         self.replicas[r].crash(rng);
+        if self.breaks(ModelBug::Rule14EpochForgotten) {
+            self.replicas[r].epoch = Epoch(0);
+            self.replicas[r].instance = None;
+        }
         self.post(for_ns, Event::ReplicaUp { replica: r });
     }
 
@@ -545,6 +705,12 @@ impl World {
             replica.write_errors_until = 0;
             replica.read_errors_until = 0;
             replica.full_until = 0;
+        }
+        // What hung on a disk is executed now.
+        let hung: Vec<(usize, u64)> =
+            (0..REPLICAS).flat_map(|r| self.replicas[r].disk.iter().map(move |io| (r, io.key))).collect();
+        for (replica, key) in hung {
+            self.post(0, Event::DiskDone { replica, key });
         }
         self.post(0, Event::Phase);
     }

@@ -1,6 +1,6 @@
 //! The simulator over a modest range of seeds; `make sim SEEDS=…` runs more.
 
-use engine_sim::{Scenario, run};
+use engine_sim::{Fault, FaultKind, Scenario, run};
 
 #[test]
 fn seeds_pass_and_really_fail_over_rebuild_and_lose_answers() {
@@ -17,6 +17,25 @@ fn seeds_pass_and_really_fail_over_rebuild_and_lose_answers() {
     assert!(joins > 150, "only {joins} joins: the runs do not rebuild");
     assert!(unknown > 10, "only {unknown} swaps of unknown outcome");
     assert!(acked > 50_000, "only {acked} commands acknowledged");
+}
+
+/// Rule 18: an engine that dies with writes in flight leaves members unequal. The next one makes just those regions
+/// equal whose bit is set (each run checks that), and copies nobody in full.
+#[test]
+fn rule_18_after_a_crash_only_regions_with_bits_are_made_equal() {
+    let crash = Fault { at: 700_000_000, for_ns: 0, kind: FaultKind::EngineCrash };
+    let (mut inherited, mut regions, mut cleared, mut without_copies) = (0, 0, 0, 0);
+    for seed in 0..40 {
+        let outcome = run(&Scenario { faults: Some(vec![crash]), ..Scenario::new(seed) });
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        inherited += outcome.inherited;
+        regions += outcome.inherited_of;
+        cleared += outcome.cleared;
+        without_copies += u32::from(outcome.joins == 0 && outcome.opens >= 3);
+    }
+    assert!(inherited > 40 && inherited * 2 < regions, "{inherited} of {regions} regions inherited");
+    assert!(cleared > 1000, "only {cleared} bits cleared");
+    assert!(without_copies >= 28, "only {without_copies} of 40 went on without a full copy");
 }
 
 #[test]

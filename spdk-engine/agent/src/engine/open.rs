@@ -20,8 +20,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use mirror_core::{
-    Config, EngineInstance, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams, Opener, OpenerParams, Options,
-    PromoteError, ReplicaId, SwapOutcome, VolumeId,
+    Config, EngineInstance, MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams, Opener,
+    OpenerParams, Options, PromoteError, ReplicaFacts, ReplicaId, SwapOutcome, VolumeId,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -166,6 +166,8 @@ fn opener_params(attempt: &Attempt) -> Result<OpenerParams, OpenFailure> {
         engine_instance: EngineInstance::new(&attempt.instance).map_err(OpenError::from)?,
         lineage: None,
         local,
+        old_engine_dead: false,
+        in_vain: None,
         options: Options::default(),
         waits: mirror_core::OpenWaits::default(),
     })
@@ -191,6 +193,11 @@ impl<'a> Run<'a> {
             OpenAction::Connect { leg, .. } => {
                 self.pending.push(Box::pin(async move { OpenInput::Connected { leg, up: true } }));
             }
+            // No replica says that it has a meta area, so none is asked for.
+            OpenAction::ReadMeta { leg, .. } => {
+                let result = Err(MetaUnreadable);
+                self.pending.push(Box::pin(async move { OpenInput::MetaRead { leg, result } }));
+            }
             OpenAction::WakeAt { at } => self.wake_at = Duration::from_nanos(at),
             OpenAction::Event(event) => self.tell(&event),
             OpenAction::Ready(params) => self.done = Some(Ok(*params)),
@@ -210,7 +217,7 @@ impl<'a> Run<'a> {
         let members: Vec<String> = config.in_sync.iter().map(|member| member.as_str().to_owned()).collect();
         self.pending.push(Box::pin(async move {
             let result = promote_and_attach(attempt, &identity, replica.as_str(), &members, &known).await;
-            OpenInput::Promoted { replica, result }
+            OpenInput::Promoted { replica, result: result.map(|()| ReplicaFacts::default()) }
         }));
     }
 

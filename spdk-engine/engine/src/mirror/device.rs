@@ -210,7 +210,7 @@ impl Device {
             return false;
         };
         self.attach(core, leg, replica.to_string(), chan, "rebuilding");
-        self.input(core, Input::AddLeg { leg, replica, local });
+        self.input(core, Input::AddLeg { leg, replica, local, meta: false });
         true
     }
 
@@ -328,6 +328,12 @@ impl Device {
             Action::LegIo { leg, io, op, lba, blocks, payload } => {
                 self.leg_io(core, (leg, io), op, (lba, blocks), payload);
             }
+            // No leg has a meta area here; the core asks for none.
+            Action::MetaIo { leg, io, .. } => {
+                let device = Rc::clone(self);
+                let result = Err(LegError::Other);
+                core.defer(move |core| device.input(core, Input::LegDone { leg, io, result }));
+            }
             Action::HostDone { id, result } => {
                 let io = self.hosts.borrow_mut().try_remove(id.0 as usize);
                 if let Some(io) = io {
@@ -375,6 +381,9 @@ impl Device {
         let bufs = match (op, payload) {
             (IoOp::Read | IoOp::Write { .. }, Payload::Host(id)) => self.host_bufs(id),
             (IoOp::Read | IoOp::Write { .. }, Payload::Copy(slot)) => self.copy_bufs(slot, blocks),
+            (IoOp::Read, Payload::Probe) => {
+                smallvec::smallvec![Buf::alloc_unpooled(self.block_size as usize).into_slice()]
+            }
             _ => Bufs::new(),
         };
         // What is copied often is a hole. Told as zeroes it stays one, and fits on a disk that is full.

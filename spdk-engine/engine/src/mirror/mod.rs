@@ -224,7 +224,7 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
     let mut legs = Vec::new();
     for (index, leg) in request.legs.iter().enumerate() {
         let replica = ReplicaId::new(&leg.replica).map_err(|e| refuse(e.to_string()))?;
-        legs.push(LegInit { leg: LegId(index as u32), replica, local: leg.local, up: true });
+        legs.push(LegInit { leg: LegId(index as u32), replica, local: leg.local, up: true, meta: false });
     }
     let equalise_from = match &request.equalise_from {
         None => None,
@@ -240,6 +240,7 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
         config: request.config.parse(request.block_size).map_err(|e| refuse(e.to_string()))?,
         legs,
         equalise_from,
+        meta: None,
         options,
     })
 }

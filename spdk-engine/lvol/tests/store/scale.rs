@@ -62,35 +62,33 @@ struct Load {
     lvols: usize,
     recovered: bool,
     seconds: f64,
+    /// Bytes that the store holds.
     memory: u64,
+    /// Bytes held at the most while it was loaded.
+    peak: u64,
 }
 
 fn load(image: &Image) -> Load {
     let disk = PowerDisk::with_image(options(image.size()), image.clone());
-    on(&disk, async {
-        let before = resident();
-        let started = Instant::now();
+    let mut loaded = None;
+    let started = Instant::now();
+    let allocated = allocation_counter::measure(|| {
         let find = |_: &str| -> lvol_core::LocalFuture<'_, _> { Box::pin(async { None }) };
         let device = Rc::new(disk.clone());
-        let loaded = Store::load(device, Rc::new(NoHooks), LoadOptions::default(), &find, &|_| {}).await;
-        let (store, report) = loaded.unwrap();
-        let seconds = started.elapsed().as_secs_f64();
-        let counts = disk.counts();
-        Load {
-            reads: counts.reads,
-            bytes: counts.read_bytes,
-            lvols: store.lvols().len(),
-            recovered: report.recovered,
-            seconds,
-            memory: resident().saturating_sub(before),
-        }
-    })
-}
-
-/// Bytes of memory that this process holds.
-fn resident() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).map_or(0, |pages| pages * 4096)
+        loaded = Some(on(&disk, Store::load(device, Rc::new(NoHooks), LoadOptions::default(), &find, &|_| {})));
+    });
+    let seconds = started.elapsed().as_secs_f64();
+    let (store, report) = loaded.unwrap().unwrap();
+    let counts = disk.counts();
+    Load {
+        reads: counts.reads,
+        bytes: counts.read_bytes,
+        lvols: store.lvols().len(),
+        recovered: report.recovered,
+        seconds,
+        memory: u64::try_from(allocated.bytes_current).unwrap(),
+        peak: allocated.bytes_max,
+    }
 }
 
 #[test]
@@ -123,13 +121,14 @@ fn scale() {
         for image in [&clean, &dirty] {
             let load = load(image);
             println!(
-                "1 TiB, {} lvols, {}: {:.3} s, {} reads, {} MiB read, {} MiB of memory",
+                "1 TiB, {} lvols, {}: {:.3} s, {} reads, {} MiB read, {} MiB of memory, {} MiB at most",
                 load.lvols,
                 if load.recovered { "dirty" } else { "clean" },
                 load.seconds,
                 load.reads,
                 load.bytes >> 20,
                 load.memory >> 20,
+                load.peak >> 20,
             );
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! *Flow.*
 //! ```text
-//! Start ─▶ read record ─▶ CAS epoch g+1, clean=false ─▶ promote S (and R) ─▶ CAS the sets ─▶ connect ─▶ Ready
+//! Start ─▶ read record ─▶ CAS epoch g+1, clean=false ─▶ promote S (and R) ─▶ connect ─▶ bits ─▶ CAS the sets ─▶ Ready
 //!              ▲  refused: the record moved │                  │ retry until enough or given up
 //!              └────────────────────────────┘                  ▼
 //!                                                            Failed
@@ -12,11 +12,21 @@
 //! older engines, so no late write can land on it. Members that were not promoted leave `S` by a swap before
 //! `Ready`, hence before any completion. A replica outside `S` is never a source, whatever it says.
 //!
-//! After an unclean stop members may differ where writes were in flight. Until write-intent bits exist (rule 18),
-//! available mode keeps one promoted member as `S` and puts the other promoted ones into `R` for a full copy.
-//! Strict mode may not shrink `S` below `minInSync`; it keeps the promoted members in `S` and asks the core to copy
-//! one over the others before it serves anything ([`OpenParams::equalise_from`]). All of them have every
-//! acknowledged write, so each stays a lawful source if the engine dies meanwhile.
+//! After an unclean stop members may differ where writes were in flight. Their write-intent bits say where (rule 18);
+//! they are read only now, after the promotes (see [`bits`]). The union over all promoted members is what the core
+//! inherits; a region of which nothing is known counts as set. Those whose bits cannot be read go to `R` for a full
+//! copy, if `S` may shrink so far. Without any bits, available mode keeps one promoted member as `S` and puts the
+//! others into `R`; strict mode keeps them in `S` and asks the core to copy one over the others before it serves
+//! anything ([`OpenParams::equalise_from`]). All of them have every acknowledged write, so each stays a lawful source
+//! if the engine dies meanwhile. After a clean close members are equal and bits are not read.
+//!
+//! *The old engine's lease* (rule 16). An engine that was not fenced on some member may still answer reads from it, but
+//! only while every member of `S` confirms. Each member of `S` that was promoted confirms nothing to it any more. So
+//! when all of `S` are promoted there is nothing to wait for, nor after a clean close or when all older engines are
+//! known to be dead. Else the sets are decided only when the lease and a margin have passed since the first promote
+//! of a member. The wait comes *before* the swap of the sets: were a smaller `S` recorded during it and this engine
+//! replaced, the next one could promote all of that `S` and would not wait for the oldest engine. Members that are
+//! promoted meanwhile end the wait.
 //!
 //! *Invariants.* One swap in flight at a time; a swap of unknown outcome is sent again unchanged until the arbiter
 //! has answered (rule 7); `Ready` or `Failed` comes once and is the last action.
@@ -28,15 +38,18 @@
 //! *Duties of the runner.* Each action that asks something gets one answer within the runner's own deadline. A leg
 //! given `up: false` in `Ready` is reconnected by the runner and announced to the core by `LegBack`.
 
+mod bits;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use types::*;
 
+use self::bits::MemberBits;
 use crate::LEGS_MAX;
-use crate::config::{Config, ReplicaId};
+use crate::config::{Config, Epoch, ReplicaId};
 use crate::events::{LegId, LegInit, Nanos, OpenParams, SwapId, SwapOutcome};
+use crate::meta::RegionBits;
 
 #[derive(Debug)]
 enum Phase {
@@ -44,8 +57,9 @@ enum Phase {
     Reading { retry_at: Option<Nanos> },
     Raising(Cas),
     Promoting,
-    Deciding(Cas),
     Connecting { until: Nanos },
+    ReadingBits { until: Nanos },
+    Deciding(Cas),
     Finished,
 }
 
@@ -59,9 +73,11 @@ struct Cas {
     retry_at: Option<Nanos>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Candidate {
     promoted: bool,
+    /// It has a meta area.
+    meta: bool,
     unusable: bool,
     retry_at: Option<Nanos>,
 }
@@ -76,9 +92,15 @@ pub struct Opener {
     was_clean: bool,
     candidates: BTreeMap<ReplicaId, Candidate>,
     first_promoted_at: Option<Nanos>,
+    /// The wait for the old engine's lease was told.
+    lease_told: bool,
     equalise_from: Option<LegId>,
     legs: Vec<LegInit>,
     connected: u32,
+    /// Of the last engine that may have served.
+    served: Option<Epoch>,
+    bits: BTreeMap<ReplicaId, MemberBits>,
+    inherited: Option<RegionBits>,
     give_up_at: Nanos,
     next_cas: u64,
 }
@@ -94,9 +116,13 @@ impl Opener {
             was_clean: false,
             candidates: BTreeMap::new(),
             first_promoted_at: None,
+            lease_told: false,
             equalise_from: None,
             legs: Vec::new(),
             connected: 0,
+            served: None,
+            bits: BTreeMap::new(),
+            inherited: None,
             give_up_at: Nanos::MAX,
             next_cas: 0,
         }
@@ -106,6 +132,13 @@ impl Opener {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Finished)
+    }
+
+    /// What to tell the next attempt when this one has failed.
+    #[must_use]
+    pub fn raised_in_vain(&self) -> Option<RaisedInVain> {
+        let raised = self.config.as_ref()?.epoch;
+        self.served.map(|served| RaisedInVain { served, raised })
     }
 
     /// Takes one input and appends the actions that follow from it.
@@ -119,6 +152,7 @@ impl Opener {
             OpenInput::CasAnswer { cas, outcome } => self.apply_cas(now, cas, outcome, out),
             OpenInput::Promoted { replica, result } => self.apply_promoted(now, &replica, result, out),
             OpenInput::Connected { leg, up } => self.apply_connected(leg, up),
+            OpenInput::MetaRead { leg, result } => self.apply_meta_read(leg, result, out),
             OpenInput::Tick => {}
         }
         self.advance(now, out);
@@ -159,6 +193,8 @@ impl Opener {
         next.engine_instance = self.params.engine_instance.clone();
         next.clean = false;
         self.was_clean = record.clean;
+        let in_vain = self.params.in_vain.filter(|v| v.raised == record.epoch);
+        self.served = Some(in_vain.map_or(record.epoch, |v| v.served));
         let cas = self.send_cas(record, next, out);
         self.phase = Phase::Raising(cas);
     }
@@ -191,8 +227,8 @@ impl Opener {
         }
         let next_version = cas.next.version();
         match outcome {
-            SwapOutcome::Committed => self.cas_committed(now, out),
-            SwapOutcome::Refused { current } if current.version() == next_version => self.cas_committed(now, out),
+            SwapOutcome::Committed => self.cas_committed(out),
+            SwapOutcome::Refused { current } if current.version() == next_version => self.cas_committed(out),
             SwapOutcome::Refused { current } if current.version() != cas.base.version() => {
                 self.cas_lost(current, out);
             }
@@ -216,17 +252,17 @@ impl Opener {
         }
     }
 
-    fn cas_committed(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+    fn cas_committed(&mut self, out: &mut Vec<OpenAction>) {
         match std::mem::replace(&mut self.phase, Phase::Promoting) {
+            Phase::Deciding(cas) => {
+                self.config = Some(cas.next);
+                self.ready(out);
+            }
             Phase::Raising(cas) => {
                 let event = OpenEvent::EpochRaised { epoch: cas.next.epoch, was_clean: self.was_clean };
                 out.push(OpenAction::Event(event));
                 self.promote_all(&cas.next, out);
                 self.config = Some(cas.next);
-            }
-            Phase::Deciding(cas) => {
-                self.config = Some(cas.next);
-                self.connect_all(now, out);
             }
             other => self.phase = other,
         }
@@ -234,7 +270,7 @@ impl Opener {
 
     fn promote_all(&mut self, config: &Config, out: &mut Vec<OpenAction>) {
         for replica in config.in_sync.iter().chain(&config.rebuilding) {
-            self.candidates.insert(replica.clone(), Candidate { promoted: false, unusable: false, retry_at: None });
+            self.candidates.insert(replica.clone(), Candidate::default());
             out.push(promote(config, replica));
         }
     }
@@ -243,7 +279,7 @@ impl Opener {
         &mut self,
         now: Nanos,
         replica: &ReplicaId,
-        result: Result<(), PromoteError>,
+        result: Result<ReplicaFacts, PromoteError>,
         out: &mut Vec<OpenAction>,
     ) {
         if !matches!(self.phase, Phase::Promoting) {
@@ -252,8 +288,9 @@ impl Opener {
         let member = self.config.as_ref().is_some_and(|c| c.in_sync.contains(replica));
         let Some(candidate) = self.candidates.get_mut(replica) else { return };
         match result {
-            Ok(()) => {
+            Ok(facts) => {
                 candidate.promoted = true;
+                candidate.meta = facts.meta;
                 if member {
                     self.first_promoted_at.get_or_insert(now);
                 }
@@ -302,7 +339,12 @@ impl Opener {
         if let Phase::Connecting { until } = self.phase
             && (until <= now || self.connected.count_ones() as usize == self.legs.len())
         {
-            self.ready(out);
+            self.read_bits(now, out);
+        }
+        if let Phase::ReadingBits { until } = self.phase
+            && (until <= now || self.all_bits_are_read())
+        {
+            self.decide(out);
         }
         if !self.is_finished() && self.give_up_at <= now {
             let reason = self.give_up_reason();
@@ -316,14 +358,41 @@ impl Opener {
         let waited =
             self.first_promoted_at.is_some_and(|at| at.saturating_add(self.params.waits.promote_wait_ns) <= now);
         if promoted >= members_needed(config) && (undecided == 0 || waited) {
-            self.decide(now, out);
-            return;
+            match self.lease_end(promoted).filter(|end| *end > now) {
+                None => return self.connect_all(now, out),
+                Some(until) if !std::mem::replace(&mut self.lease_told, true) => {
+                    out.push(OpenAction::Event(OpenEvent::LeaseWait { until }));
+                }
+                Some(_) => {}
+            }
         }
         for (replica, candidate) in &mut self.candidates {
             if candidate.retry_at.is_some_and(|at| at <= now) {
                 candidate.retry_at = None;
                 out.push(promote(config, replica));
             }
+        }
+    }
+
+    /// When an older engine's reads end (rule 16); `None` when none can be answered any more.
+    fn lease_end(&self, promoted: usize) -> Option<Nanos> {
+        let members = self.config.as_ref().map_or(0, |c| c.in_sync.len());
+        if promoted == members || self.was_clean || self.params.old_engine_dead || self.skips_lease() {
+            return None;
+        }
+        let wait = self.params.options.lease_ns.saturating_add(self.params.waits.lease_margin_ns);
+        self.first_promoted_at.map(|at| at.saturating_add(wait))
+    }
+
+    /// Rule 16 broken on purpose: the old engine's lease is not waited for.
+    fn skips_lease(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.params.options.bug == Some(crate::PlantedBug::Rule16NoWait)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
         }
     }
 
@@ -341,32 +410,23 @@ impl Opener {
     }
 
     /// Chooses the sets from what was promoted and swaps them in (rule 15).
-    fn decide(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+    fn decide(&mut self, out: &mut Vec<OpenAction>) {
         let Some(base) = self.config.clone() else { return };
-        let is_promoted = |r: &&ReplicaId| self.candidates.get(*r).is_some_and(|c| c.promoted);
-        let (promoted, dropped): (Vec<_>, Vec<_>) = base.in_sync.iter().partition(is_promoted);
-        let promoted: BTreeSet<ReplicaId> = promoted.into_iter().cloned().collect();
-        let dropped: BTreeSet<ReplicaId> = dropped.into_iter().cloned().collect();
-        let source = promoted.iter().find(|r| self.params.local.contains(*r)).or_else(|| promoted.first()).cloned();
-        let Some(source) = source else { return };
+        let (promoted, dropped) = self.promoted_of(&base);
         let mut next = base.clone();
-        let unequal = !self.was_clean && base.in_sync.len() > 1 && promoted.len() > 1;
-        let strict = base.members_min() > 1;
-        if unequal && !strict {
-            next.rebuilding.extend(promoted.iter().filter(|r| **r != source).cloned());
-            next.in_sync = BTreeSet::from([source.clone()]);
+        if !self.was_clean {
+            let sources = self.choose_sources(&base, &promoted);
+            next.rebuilding.extend(promoted.difference(&sources).cloned());
+            next.in_sync = sources;
         } else {
             next.in_sync = promoted;
         }
         if self.skips_drop() {
             next = base.clone();
         }
-        self.list_legs(&next);
-        self.equalise_from =
-            if unequal && strict { self.legs.iter().find(|l| l.replica == source).map(|l| l.leg) } else { None };
         if next.in_sync == base.in_sync && next.rebuilding == base.rebuilding {
             out.push(OpenAction::Event(OpenEvent::Decided { config: next, dropped }));
-            self.connect_all(now, out);
+            self.ready(out);
             return;
         }
         next.config_number = base.config_number.next();
@@ -387,18 +447,26 @@ impl Opener {
         }
     }
 
+    /// Members of `S` that were promoted, and those that were not.
+    fn promoted_of(&self, config: &Config) -> (BTreeSet<ReplicaId>, BTreeSet<ReplicaId>) {
+        let is_promoted = |r: &ReplicaId| self.candidates.get(r).is_some_and(|c| c.promoted);
+        config.in_sync.iter().cloned().partition(is_promoted)
+    }
+
     fn list_legs(&mut self, config: &Config) {
         self.legs.clear();
         for replica in config.in_sync.iter().chain(&config.rebuilding) {
-            if self.candidates.get(replica).is_some_and(|c| c.promoted) {
+            if let Some(candidate) = self.candidates.get(replica).filter(|c| c.promoted) {
                 let leg = LegId(u32::try_from(self.legs.len()).unwrap_or(u32::MAX));
                 let local = self.params.local.contains(replica);
-                self.legs.push(LegInit { leg, replica: replica.clone(), local, up: false });
+                self.legs.push(LegInit { leg, replica: replica.clone(), local, up: false, meta: candidate.meta });
             }
         }
     }
 
     fn connect_all(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        let Some(config) = self.config.clone() else { return };
+        self.list_legs(&config);
         self.phase = Phase::Connecting { until: now.saturating_add(self.params.waits.connect_wait_ns) };
         for leg in &self.legs {
             out.push(OpenAction::Connect { leg: leg.leg, replica: leg.replica.clone() });
@@ -406,10 +474,12 @@ impl Opener {
     }
 
     fn ready(&mut self, out: &mut Vec<OpenAction>) {
+        let geometry = self.geometry();
         let Some(config) = self.config.take() else { return };
         self.phase = Phase::Finished;
         // A replica of R that did not connect is added later by the runner; a member must be present.
         let legs = std::mem::take(&mut self.legs);
+        let meta = self.meta_init(geometry, &legs);
         let legs = legs.into_iter().filter(|l| l.up || config.in_sync.contains(&l.replica)).collect();
         out.push(OpenAction::Ready(Box::new(OpenParams {
             volume: self.params.volume.clone(),
@@ -418,6 +488,7 @@ impl Opener {
             config,
             legs,
             equalise_from: self.equalise_from,
+            meta,
             options: self.params.options,
         })));
     }
@@ -442,7 +513,7 @@ impl Opener {
             Phase::Reading { retry_at } => *retry_at,
             Phase::Raising(cas) | Phase::Deciding(cas) => cas.retry_at,
             Phase::Promoting => self.next_promote_deadline(),
-            Phase::Connecting { until } => Some(*until),
+            Phase::Connecting { until } | Phase::ReadingBits { until } => Some(*until),
             Phase::New | Phase::Finished => None,
         };
         phase.unwrap_or(Nanos::MAX).min(self.give_up_at)
@@ -451,10 +522,14 @@ impl Opener {
     fn next_promote_deadline(&self) -> Option<Nanos> {
         let retry = self.candidates.values().filter_map(|c| c.retry_at).min();
         // With too few members the end of the wait changes nothing; only retries do.
-        let enough = self.config.as_ref().is_some_and(|c| self.count_members(c).0 >= members_needed(c));
-        let wait =
-            self.first_promoted_at.filter(|_| enough).map(|at| at.saturating_add(self.params.waits.promote_wait_ns));
-        retry.into_iter().chain(wait).min()
+        let config = self.config.as_ref()?;
+        let (promoted, undecided) = self.count_members(config);
+        if promoted < members_needed(config) {
+            return retry;
+        }
+        let wait = self.first_promoted_at.map(|at| at.saturating_add(self.params.waits.promote_wait_ns));
+        let wait = if undecided == 0 { None } else { wait };
+        retry.into_iter().chain(wait.max(self.lease_end(promoted))).min()
     }
 }
 

@@ -1,6 +1,7 @@
 //! What goes into the opener and what comes out. Plain values without behaviour.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::LEGS_MAX;
 use crate::config::{Config, ConfigError, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
@@ -15,8 +16,12 @@ pub struct OpenWaits {
     pub retry_ns: Nanos,
     /// How long connecting may take before the core starts without a leg.
     pub connect_wait_ns: Nanos,
-    /// When the attempt is given up.
+    /// How long reading the bits of connected members may take before one is taken as unreadable.
+    pub bits_wait_ns: Nanos,
+    /// When the attempt is given up. Longer than `Options::lease_ns` and the margin together.
     pub give_up_ns: Nanos,
+    /// Added to `Options::lease_ns` when the old engine's lease is waited for: what clocks may differ in that time.
+    pub lease_margin_ns: Nanos,
 }
 
 impl Default for OpenWaits {
@@ -25,7 +30,9 @@ impl Default for OpenWaits {
             promote_wait_ns: 2_000_000_000,
             retry_ns: 250_000_000,
             connect_wait_ns: 2_000_000_000,
+            bits_wait_ns: 5_000_000_000,
             give_up_ns: 60_000_000_000,
+            lease_margin_ns: 1_000_000_000,
         }
     }
 }
@@ -43,11 +50,33 @@ pub struct OpenerParams {
     pub lineage: Option<Lineage>,
     /// Replicas on this machine.
     pub local: BTreeSet<ReplicaId>,
+    /// Every earlier engine of this volume is known to have ended, not only the last one in the record: one before it
+    /// may still be reading if the last one never got to serve.
+    pub old_engine_dead: bool,
+    /// Epochs that the runner's own last attempts raised without ever serving; see [`RaisedInVain`].
+    pub in_vain: Option<RaisedInVain>,
     /// Bounds and times of the core.
     pub options: Options,
     /// Times of the opener.
     pub waits: OpenWaits,
 }
+
+/// What an attempt that failed leaves behind: the record is at an epoch whose engine never served.
+///
+/// Bits are trusted when the replica's superblock is of the last engine that served. The next attempt of the same
+/// runner is told by this which one that was ([`crate::Opener::raised_in_vain`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RaisedInVain {
+    /// Epoch of the last engine that may have served.
+    pub served: Epoch,
+    /// The epoch that the record was raised to in vain.
+    pub raised: Epoch,
+}
+
+/// Why a meta area could not be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the meta area cannot be read")]
+pub struct MetaUnreadable;
 
 /// Why the record could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -72,6 +101,13 @@ pub enum PromoteError {
     /// The replica has no data of this volume and lineage, or cannot serve it.
     #[error("unusable")]
     Unusable,
+}
+
+/// What a replica says of itself when it is promoted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReplicaFacts {
+    /// It has a meta area beside its data.
+    pub meta: bool,
 }
 
 /// Why opening failed.
@@ -133,7 +169,7 @@ pub enum OpenInput {
         /// Which replica.
         replica: ReplicaId,
         /// `Ok` when epoch and instance are durable and older sessions ended and drained (rule 13).
-        result: Result<(), PromoteError>,
+        result: Result<ReplicaFacts, PromoteError>,
     },
     /// Answer to [`OpenAction::Connect`].
     Connected {
@@ -141,6 +177,13 @@ pub enum OpenInput {
         leg: LegId,
         /// Whether it is up.
         up: bool,
+    },
+    /// Answer to [`OpenAction::ReadMeta`].
+    MetaRead {
+        /// Which leg.
+        leg: LegId,
+        /// The bytes of all blocks asked for.
+        result: Result<Arc<[u8]>, MetaUnreadable>,
     },
     /// Time passed.
     Tick,
@@ -175,6 +218,15 @@ pub enum OpenAction {
         leg: LegId,
         /// Which replica.
         replica: ReplicaId,
+    },
+    /// Read the meta area of a connected leg, in blocks of [`crate::meta::META_BLOCK_BYTES`].
+    ReadMeta {
+        /// Which leg.
+        leg: LegId,
+        /// First block.
+        block: u64,
+        /// Number of blocks.
+        blocks: u32,
     },
     /// Send `Tick` at this time. Replaces the previous request.
     WakeAt {
@@ -213,6 +265,20 @@ pub enum OpenEvent {
         replica: ReplicaId,
         /// Why.
         error: PromoteError,
+    },
+    /// Not all of `S` were promoted: an older engine may still answer reads until this time (rule 16).
+    LeaseWait {
+        /// When its lease is over.
+        until: Nanos,
+    },
+    /// A member's bits were read.
+    BitsRead {
+        /// Which replica.
+        replica: ReplicaId,
+        /// Regions that are set.
+        set: u32,
+        /// They are of the last engine; otherwise every region counts as set.
+        trusted: bool,
     },
     /// The sets were decided.
     Decided {

@@ -1,12 +1,18 @@
 //! A bench around one core: gives inputs, keeps what was asked for and not yet answered.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod opening;
+
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use mirror_core::MetaInit;
+use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, Superblock, decode_bits};
 
 use mirror_core::{
     Action, Config, ConfigNumber, ConfigVersion, Core, DropReason, EngineInstance, Epoch, Event, HostId, HostResult,
-    Input, IoId, LegError, LegId, LegInit, Lineage, Nanos, Op, OpenParams, Options, Payload, ReplicaId, StopReason,
-    SwapId, SwapOutcome, SwapReason, VolumeId,
+    Input, IoId, LegError, LegId, LegInit, Lineage, MetaOp, Nanos, Op, OpenParams, Options, Payload, ReplicaId,
+    StopReason, SwapId, SwapOutcome, SwapReason, VolumeId,
 };
 
 pub const MS: Nanos = 1_000_000;
@@ -20,6 +26,13 @@ pub struct Io {
     pub lba: u64,
     pub blocks: u32,
     pub payload: Payload,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Meta {
+    pub leg: LegId,
+    pub io: IoId,
+    pub op: MetaOp,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +68,7 @@ pub fn config(in_sync: &[&str], rebuilding: &[&str], min: u32) -> Config {
 pub fn params(in_sync: &[&str], rebuilding: &[&str], min: u32) -> OpenParams {
     let legs = (0u32..)
         .zip(in_sync.iter().chain(rebuilding))
-        .map(|(i, name)| LegInit { leg: LegId(i), replica: replica(name), local: false, up: true })
+        .map(|(i, name)| LegInit { leg: LegId(i), replica: replica(name), local: false, up: true, meta: false })
         .collect();
     OpenParams {
         volume: VolumeId::new("v").unwrap(),
@@ -64,7 +77,47 @@ pub fn params(in_sync: &[&str], rebuilding: &[&str], min: u32) -> OpenParams {
         config: config(in_sync, rebuilding, min),
         legs,
         equalise_from: None,
+        meta: None,
         options: Options { copy_window_blocks: 16, copy_queue_depth: 2, max_inflight: 32, ..Options::default() },
+    }
+}
+
+/// Blocks of a region in volumes with meta areas.
+pub const REGION: u64 = 4;
+
+pub fn geometry() -> Geometry {
+    Geometry::new(BLOCKS, REGION).unwrap()
+}
+
+pub fn regions(set: &[u32]) -> RegionBits {
+    let mut bits = RegionBits::empty(geometry().regions());
+    set.iter().for_each(|r| bits.insert(*r));
+    bits
+}
+
+/// All replicas have a meta area; these regions are inherited.
+pub fn with_bits(in_sync: &[&str], rebuilding: &[&str], min: u32, inherited: &[u32]) -> OpenParams {
+    let mut params = params(in_sync, rebuilding, min);
+    params.meta = Some(MetaInit { inherited: regions(inherited) });
+    params.legs.iter_mut().for_each(|l| l.meta = true);
+    params.options.region_blocks = REGION;
+    params
+}
+
+impl Meta {
+    /// The regions that a write of bits says.
+    pub fn bits(&self) -> Option<Vec<u32>> {
+        match &self.op {
+            MetaOp::Write { block: 2, data } => Some(decode_bits(&geometry(), data).0.iter().collect()),
+            _ => None,
+        }
+    }
+
+    pub fn superblock(&self) -> Option<Superblock> {
+        match &self.op {
+            MetaOp::Write { block: 0 | 1, data } => Some(Superblock::decode(data).unwrap()),
+            _ => None,
+        }
     }
 }
 
@@ -72,6 +125,7 @@ pub struct Bench {
     pub core: Core,
     pub now: Nanos,
     pub ios: Vec<Io>,
+    pub metas: Vec<Meta>,
     pub done: Vec<(HostId, HostResult)>,
     pub swaps: Vec<SwapAsked>,
     pub drops: Vec<(LegId, DropReason)>,
@@ -79,6 +133,9 @@ pub struct Bench {
     pub stopped: Option<StopReason>,
     pub closed: bool,
     pub wake: Option<Nanos>,
+    /// Probes of the lease; answered at once unless `hold_probes`.
+    pub probes: Vec<Io>,
+    pub hold_probes: bool,
     next_host: u64,
 }
 
@@ -88,6 +145,7 @@ impl Bench {
             core: Core::open(params).unwrap(),
             now: 1,
             ios: Vec::new(),
+            metas: Vec::new(),
             done: Vec::new(),
             swaps: Vec::new(),
             drops: Vec::new(),
@@ -95,6 +153,8 @@ impl Bench {
             stopped: None,
             closed: false,
             wake: None,
+            probes: Vec::new(),
+            hold_probes: false,
             next_host: 0,
         };
         bench.input(Input::Tick);
@@ -111,9 +171,14 @@ impl Bench {
         self.core.apply(self.now, input, &mut out);
         for action in out {
             match action {
+                Action::LegIo { leg, io, op, lba, blocks, payload: Payload::Probe } => {
+                    assert_eq!((op, lba, blocks), (Op::Read, 0, 1));
+                    self.probes.push(Io { leg, io, op, lba, blocks, payload: Payload::Probe });
+                }
                 Action::LegIo { leg, io, op, lba, blocks, payload } => {
                     self.ios.push(Io { leg, io, op, lba, blocks, payload });
                 }
+                Action::MetaIo { leg, io, op } => self.metas.push(Meta { leg, io, op }),
                 Action::HostDone { id, result } => self.done.push((id, result)),
                 Action::Swap { swap, expect, next, reason } => {
                     self.swaps.push(SwapAsked { swap, expect, next, reason });
@@ -125,6 +190,11 @@ impl Bench {
                 Action::Stopped { reason } => self.stopped = Some(reason),
                 Action::Closed => self.closed = true,
             }
+        }
+        while !self.hold_probes
+            && let Some(io) = self.probes.pop()
+        {
+            self.input(Input::LegDone { leg: io.leg, io: io.io, result: Ok(()) });
         }
     }
 
@@ -141,6 +211,35 @@ impl Bench {
 
     pub fn read(&mut self, lba: u64, blocks: u32) -> HostId {
         self.host(Op::Read, lba, blocks)
+    }
+
+    /// Ends one I/O on a meta area.
+    pub fn finish_meta(&mut self, meta: &Meta, result: Result<(), LegError>) {
+        self.metas.retain(|other| other.io != meta.io);
+        let (leg, io) = (meta.leg, meta.io);
+        match (&meta.op, result) {
+            (MetaOp::Read { blocks, .. }, Ok(())) => {
+                let data = Arc::from(vec![0; *blocks as usize * META_BLOCK_BYTES]);
+                self.input(Input::MetaRead { leg, io, data });
+            }
+            (_, result) => self.input(Input::LegDone { leg, io, result }),
+        }
+    }
+
+    /// Ends all I/O on meta areas until there is none.
+    pub fn settle_meta(&mut self) {
+        for _ in 0..1000 {
+            match self.metas.first().cloned() {
+                Some(meta) => self.finish_meta(&meta, Ok(())),
+                None => return,
+            }
+        }
+        panic!("the core never stops writing to meta areas");
+    }
+
+    /// The bits that are being written: leg and regions.
+    pub fn bit_writes(&self) -> Vec<(u32, Vec<u32>)> {
+        self.metas.iter().filter_map(|m| m.bits().map(|bits| (m.leg.0, bits))).collect()
     }
 
     /// I/O of a host command that is in flight.
@@ -189,6 +288,8 @@ impl Bench {
 
     pub fn lose(&mut self, leg: u32) {
         self.ios.retain(|io| io.leg != LegId(leg));
+        self.probes.retain(|io| io.leg != LegId(leg));
+        self.metas.retain(|meta| meta.leg != LegId(leg));
         self.input(Input::LegLost { leg: LegId(leg), announced: false });
     }
 

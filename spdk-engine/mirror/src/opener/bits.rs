@@ -1,0 +1,151 @@
+//! The opener's part about write-intent bits (rules 15 and 18): reading them, whom to trust, what is inherited.
+//!
+//! *Whom to trust.* An engine writes a replica's bits first and then its superblock with its own epoch; after that it
+//! keeps them as long as the replica is a member. So the bits are those of the last engine exactly when the
+//! superblock's epoch is that of the last engine that served. Anything else (an engine that knew of no bits wrote
+//! meanwhile, the area is new or damaged, sizes differ) means: nothing is known, every region counts as set.
+//!
+//! *What becomes of the promoted members* after an unclean stop:
+//!
+//! | bits readable on | mode | `S` | inherited |
+//! |---|---|---|---|
+//! | enough for `minInSync` | any | those | union of theirs; the others are copied in full |
+//! | some, not enough | strict | all promoted | every region |
+//! | none | available, or one is left | one | every region; copied in full to the others |
+//! | none | strict | all promoted | the core copies one over the others first |
+//!
+//! A single member is equal to itself, but its bits also say what it may not have flushed yet: they are kept too.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{MetaUnreadable, OpenAction, OpenEvent, Opener, Phase, members_needed};
+use crate::config::{Config, ReplicaId};
+use crate::events::{LegId, LegInit, MetaInit, Nanos};
+use crate::meta::{
+    Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
+};
+
+/// What a member's meta area said.
+#[derive(Debug)]
+pub(super) enum MemberBits {
+    /// Asked for.
+    Reading,
+    /// Where it may differ.
+    Known(RegionBits),
+    /// It has none, or it cannot be read.
+    Unreadable,
+}
+
+impl Opener {
+    pub(super) fn geometry(&self) -> Option<Geometry> {
+        let size = self.config.as_ref()?.size_blocks;
+        crate::open::geometry(size, self.params.block_size, self.params.options.region_blocks).ok()
+    }
+
+    /// Asks every connected member for its bits, when they matter.
+    pub(super) fn read_bits(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
+        self.phase = Phase::ReadingBits { until: now.saturating_add(self.params.waits.bits_wait_ns) };
+        let (Some(config), Some(geometry)) = (self.config.clone(), self.geometry()) else { return };
+        if self.was_clean {
+            return; // Members are equal and flushed.
+        }
+        let blocks = u32::try_from(geometry.stamps_start()).unwrap_or(u32::MAX);
+        for leg in self.legs.iter().filter(|l| config.in_sync.contains(&l.replica)) {
+            let readable = leg.up && leg.meta;
+            let bits = if readable { MemberBits::Reading } else { MemberBits::Unreadable };
+            self.bits.insert(leg.replica.clone(), bits);
+            if readable {
+                out.push(OpenAction::ReadMeta { leg: leg.leg, block: 0, blocks });
+            }
+        }
+    }
+
+    pub(super) fn all_bits_are_read(&self) -> bool {
+        !self.bits.values().any(|bits| matches!(bits, MemberBits::Reading))
+    }
+
+    pub(super) fn apply_meta_read(
+        &mut self,
+        leg: LegId,
+        result: Result<Arc<[u8]>, MetaUnreadable>,
+        out: &mut Vec<OpenAction>,
+    ) {
+        let Some(replica) = self.legs.iter().find(|l| l.leg == leg).map(|l| l.replica.clone()) else { return };
+        let reading = matches!(self.bits.get(&replica), Some(MemberBits::Reading));
+        if !reading || !matches!(self.phase, Phase::ReadingBits { .. }) {
+            return;
+        }
+        let bits = match result {
+            Ok(bytes) => self.judge_bits(&replica, &bytes, out),
+            Err(MetaUnreadable) => MemberBits::Unreadable,
+        };
+        self.bits.insert(replica, bits);
+    }
+
+    /// Takes bits that are the last engine's; else every region may differ.
+    fn judge_bits(&self, replica: &ReplicaId, bytes: &[u8], out: &mut Vec<OpenAction>) -> MemberBits {
+        let Some(geometry) = self.geometry() else { return MemberBits::Unreadable };
+        let slots = SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES;
+        let superblock = newest_superblock(bytes.get(..slots).unwrap_or_default());
+        let trusted = superblock.is_some_and(|s| self.is_trusted(&s, replica, &geometry));
+        let bits = if trusted {
+            decode_bits(&geometry, bytes.get(slots..).unwrap_or_default()).0
+        } else {
+            RegionBits::full(geometry.regions())
+        };
+        let event = OpenEvent::BitsRead { replica: replica.clone(), set: bits.count(), trusted };
+        out.push(OpenAction::Event(event));
+        MemberBits::Known(bits)
+    }
+
+    fn is_trusted(&self, superblock: &Superblock, replica: &ReplicaId, geometry: &Geometry) -> bool {
+        let Some(config) = &self.config else { return false };
+        superblock.volume == self.params.volume
+            && superblock.replica == *replica
+            && superblock.lineage == config.lineage
+            && Some(superblock.epoch) == self.served
+            && superblock.size_blocks == config.size_blocks
+            && superblock.block_size == self.params.block_size
+            && superblock.region_blocks == geometry.region_blocks()
+    }
+
+    /// The members to go on with, by the module's table; sets what the core inherits or copies first.
+    pub(super) fn choose_sources(&mut self, base: &Config, promoted: &BTreeSet<ReplicaId>) -> BTreeSet<ReplicaId> {
+        let known = |r: &&ReplicaId| matches!(self.bits.get(*r), Some(MemberBits::Known(_)));
+        let readable: BTreeSet<ReplicaId> = promoted.iter().filter(known).cloned().collect();
+        let regions = self.geometry().map_or(0, |g| g.regions());
+        if !readable.is_empty() && readable.len() >= members_needed(base) {
+            let mut union = RegionBits::empty(regions);
+            for replica in &readable {
+                if let Some(MemberBits::Known(bits)) = self.bits.get(replica) {
+                    union.union_with(bits);
+                }
+            }
+            self.inherited = Some(union);
+            return readable;
+        }
+        if !readable.is_empty() {
+            self.inherited = Some(RegionBits::full(regions));
+            return promoted.clone();
+        }
+        let is_up = |r: &&ReplicaId| self.legs.iter().any(|l| l.up && l.replica == **r);
+        let is_local = |r: &&ReplicaId| self.params.local.contains(*r);
+        let best = promoted.iter().max_by_key(|r| (is_up(r), is_local(r), std::cmp::Reverse(*r)));
+        let Some(source) = best.cloned() else { return promoted.clone() };
+        if base.members_min() > 1 && promoted.len() > 1 {
+            self.equalise_from = self.legs.iter().find(|l| l.replica == source).map(|l| l.leg);
+            return promoted.clone();
+        }
+        self.inherited = Some(RegionBits::full(regions));
+        BTreeSet::from([source])
+    }
+
+    /// What the core is told of the regions: nothing when no replica has a meta area.
+    pub(super) fn meta_init(&mut self, geometry: Option<Geometry>, legs: &[LegInit]) -> Option<MetaInit> {
+        let regions = geometry?.regions();
+        let used = self.equalise_from.is_none() && legs.iter().any(|l| l.meta);
+        let inherited = self.inherited.take();
+        used.then(|| MetaInit { inherited: inherited.unwrap_or_else(|| RegionBits::empty(regions)) })
+    }
+}

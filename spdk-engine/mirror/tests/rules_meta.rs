@@ -1,0 +1,213 @@
+//! Superblocks, joiners and meta areas that fail, by number.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Bench, MS, Meta, REGION, params, replica, set, with_bits};
+use mirror_core::meta::ReplicaState;
+use mirror_core::{
+    ConfigNumber, Core, CoreError, DropReason, Epoch, Event, Input, LegError, LegId, MetaOp, Op, SwapReason,
+};
+
+/// Open, with bits and superblocks everywhere.
+fn opened(in_sync: &[&str], inherited: &[u32]) -> Bench {
+    let mut b = Bench::new(with_bits(in_sync, &[], 1, inherited));
+    b.settle_meta();
+    b
+}
+
+fn add(b: &mut Bench, leg: u32, name: &str) {
+    b.input(Input::AddLeg { leg: LegId(leg), replica: replica(name), local: false, meta: true });
+}
+
+/// Makes a region live, without a write in flight.
+fn warm(b: &mut Bench, region: u32) {
+    let w = b.write(u64::from(region) * REGION, 1);
+    b.settle_meta();
+    b.reply_all(w);
+    assert_eq!(b.result_of(w), Some(Ok(())));
+}
+
+#[test]
+fn rule_09_a_joiner_has_live_and_inherited_bits_before_the_swap_that_adds_it() {
+    let mut b = opened(&["a", "b"], &[7]);
+    warm(&mut b, 0);
+    b.lose(1); // Keeps region 7 from being made equal.
+    add(&mut b, 2, "c");
+    b.commit();
+    b.settle_io();
+    assert!(b.swaps.is_empty(), "copied and flushed, but without bits");
+    let mine: Vec<Meta> = b.metas.iter().filter(|m| m.leg == LegId(2)).cloned().collect();
+    assert!(matches!(mine[0].op, MetaOp::Read { block: 0, blocks: 2 }));
+    b.finish_meta(&mine[0], Ok(()));
+    let bits = b.metas.iter().find(|m| m.leg == LegId(2)).cloned().unwrap();
+    assert_eq!(bits.bits(), Some(vec![0, 7]));
+    b.finish_meta(&bits, Ok(()));
+    assert!(b.swaps.is_empty());
+    let superblock = b.metas.iter().find(|m| m.leg == LegId(2)).cloned().unwrap();
+    assert_eq!(superblock.superblock().unwrap().state, ReplicaState::Rebuilding);
+    b.finish_meta(&superblock, Ok(()));
+    assert_eq!((b.asked().reason, b.asked().next.in_sync.len()), (SwapReason::Join, 3));
+    b.commit();
+    let member = b.metas.iter().find_map(|m| m.superblock().filter(|_| m.leg == LegId(2))).unwrap();
+    assert_eq!((member.state, member.config_number), (ReplicaState::Member, b.core.config().config_number));
+}
+
+#[test]
+fn rule_09_new_bits_wait_for_a_joiner_too() {
+    let mut b = Bench::new(with_bits(&["a"], &["b"], 1, &[]));
+    b.settle_meta();
+    let w = b.write(60, 1);
+    assert_eq!(b.bit_writes(), [(0, vec![15]), (1, vec![15])]);
+    let metas = b.metas.clone();
+    b.finish_meta(&metas[0], Ok(()));
+    assert!(b.ios_of(w).is_empty());
+    b.finish_meta(&metas[1], Ok(()));
+    assert_eq!(b.legs_of(w), [0, 1]);
+    assert_eq!(b.core.dirty_regions().unwrap().iter().collect::<Vec<_>>(), [15], "to be stamped when k changes");
+}
+
+#[test]
+fn rule_06_acknowledgements_wait_until_the_survivors_carry_the_record() {
+    let mut b = opened(&["a", "b", "c"], &[]);
+    warm(&mut b, 0);
+    let w = b.write(0, 1);
+    b.reply(w, 0, Ok(()));
+    b.reply(w, 1, Err(LegError::Media));
+    b.reply(w, 2, Ok(()));
+    b.commit();
+    assert_eq!(b.result_of(w), None, "committed, but no survivor knows");
+    let supers = b.metas.clone();
+    assert_eq!(supers.iter().map(|m| m.leg.0).collect::<Vec<_>>(), [0, 2]);
+    let says = supers[0].superblock().unwrap();
+    assert_eq!((says.config_number, says.epoch, says.in_sync), (ConfigNumber(11), Epoch(5), set(&["a", "c"])));
+    b.finish_meta(&supers[0], Ok(()));
+    assert_eq!(b.result_of(w), None);
+    b.finish_meta(&supers[1], Ok(()));
+    assert_eq!(b.result_of(w), Some(Ok(())));
+}
+
+#[test]
+fn rule_06_superblocks_alternate_between_slots_and_rise() {
+    let mut b = Bench::new(with_bits(&["a", "b"], &[], 1, &[]));
+    let mut seen = Vec::new();
+    for _ in 0..40 {
+        let Some(meta) = b.metas.first().cloned() else { break };
+        if let (MetaOp::Write { block, .. }, Some(s), LegId(0)) = (&meta.op, meta.superblock(), meta.leg) {
+            seen.push((*block, s.sequence, s.state));
+        }
+        b.finish_meta(&meta, Ok(()));
+    }
+    assert_eq!(seen, [(1, 1, ReplicaState::Member)]);
+    b.input(Input::RemoveLeg { leg: LegId(1) });
+    b.commit();
+    let next = b.metas[0].clone();
+    assert!(matches!(next.op, MetaOp::Write { block: 0, .. }) && next.superblock().unwrap().sequence == 2);
+}
+
+#[test]
+fn rule_06_the_first_acknowledgement_waits_for_the_superblocks_of_this_engine() {
+    let mut b = Bench::new(with_bits(&["a", "b"], &[], 1, &[]));
+    let f = b.host(Op::Flush, 0, 0);
+    b.reply_all(f);
+    assert_eq!(b.result_of(f), None);
+    let reads = b.metas.clone();
+    reads.iter().for_each(|m| b.finish_meta(m, Ok(())));
+    assert!(b.metas.iter().all(|m| m.bits().is_some()), "bits first: a superblock vouches for them");
+    b.settle_meta();
+    assert_eq!(b.result_of(f), Some(Ok(())));
+}
+
+#[test]
+fn a_member_that_cannot_keep_its_meta_area_leaves_and_the_last_one_goes_on_without() {
+    let mut b = opened(&["a", "b"], &[]);
+    let w = b.write(0, 1);
+    let metas = b.metas.clone();
+    b.finish_meta(&metas[0], Ok(()));
+    b.finish_meta(&metas[1], Err(LegError::Media));
+    assert_eq!(b.asked().next.in_sync, set(&["a"]));
+    assert!(b.ios_of(w).is_empty());
+    b.commit();
+    assert_eq!(b.drops, [(LegId(1), DropReason::MetaFailed(LegError::Media))]);
+    assert_eq!(b.legs_of(w), [0]);
+    let superblock = b.metas[0].clone();
+    b.finish_meta(&superblock, Err(LegError::Media));
+    assert!(b.has_event(|e| matches!(e, Event::MetaFailed { leg: LegId(0), .. })));
+    b.reply_all(w);
+    let cold = b.write(40, 1);
+    b.reply_all(cold);
+    assert_eq!((b.result_of(w), b.result_of(cold)), (Some(Ok(())), Some(Ok(()))));
+    assert!(b.metas.is_empty());
+}
+
+#[test]
+fn rule_06_a_frozen_volume_with_cold_writes_is_healed_by_a_new_replica() {
+    let mut b = Bench::new(with_bits(&["a", "b"], &[], 2, &[3]));
+    b.settle_meta();
+    warm(&mut b, 0);
+    b.lose(1);
+    let (hot, cold, inherited) = (b.write(0, 1), b.write(20, 1), b.write(3 * REGION, 1));
+    b.reply_all(hot);
+    b.advance(20_000 * MS);
+    assert!(b.core.status().frozen && b.done.len() == 1);
+    add(&mut b, 2, "c");
+    b.commit();
+    for _ in 0..200 {
+        b.settle_meta();
+        b.settle_io();
+        if !b.swaps.is_empty() {
+            b.commit();
+        }
+    }
+    assert_eq!(b.core.config().in_sync, set(&["a", "c"]));
+    assert!([hot, cold, inherited].iter().all(|w| b.result_of(*w) == Some(Ok(()))), "{:?}", b.done);
+}
+
+#[test]
+fn close_clears_the_bits_and_tells_the_superblocks_before_the_swap() {
+    let mut b = opened(&["a", "b"], &[]);
+    warm(&mut b, 3);
+    b.input(Input::Close);
+    b.settle_io();
+    assert!(b.swaps.is_empty());
+    assert_eq!(b.bit_writes(), [(0, vec![]), (1, vec![])]);
+    let states: Vec<_> = b.metas.iter().filter_map(Meta::superblock).map(|s| s.state).collect();
+    assert_eq!(states, [ReplicaState::ClosedClean; 2]);
+    b.settle_meta();
+    assert!(b.asked().next.clean);
+    b.commit();
+    assert!(b.closed);
+}
+
+#[test]
+fn legs_without_a_meta_area_are_left_alone() {
+    let mut p = with_bits(&["a", "b"], &[], 1, &[]);
+    p.legs[1].meta = false;
+    let mut b = Bench::new(p);
+    b.settle_meta();
+    let w = b.write(0, 1);
+    assert_eq!(b.bit_writes(), [(0, vec![0])]);
+    b.settle_meta();
+    assert_eq!(b.legs_of(w), [0, 1]);
+    let mut b = Bench::of(&["a", "b"]);
+    add(&mut b, 2, "c");
+    b.commit();
+    b.settle_io();
+    assert!(b.metas.is_empty() && b.asked().reason == SwapReason::Join, "opened without any");
+}
+
+#[test]
+fn parameters_of_meta_areas_that_contradict_each_other_are_refused() {
+    let mut p = with_bits(&["a"], &[], 1, &[]);
+    p.options.region_blocks = 3;
+    assert!(matches!(Core::open(p).err(), Some(CoreError::Meta(_))));
+    let mut p = with_bits(&["a"], &[], 1, &[]);
+    p.options.region_blocks = 8;
+    assert_eq!(Core::open(p).err(), Some(CoreError::Regions { given: 16, regions: 8 }));
+    let mut p = with_bits(&["a", "b"], &[], 2, &[]);
+    p.equalise_from = Some(LegId(0));
+    assert_eq!(Core::open(p).err(), Some(CoreError::EqualiseWithBits(0)));
+    let mut p = params(&["a"], &[], 1);
+    p.options.live_regions_max = 0;
+    assert!(matches!(Core::open(p).err(), Some(CoreError::Bound { name: "live_regions_max", .. })));
+}
