@@ -109,6 +109,8 @@ pub struct Core {
     /// `S` had one member at opening: whatever it is, every copy came from it.
     pub(crate) opened_single: bool,
     pub(crate) life: Life,
+    /// No member is certain to hold every acknowledged write, and hosts that may know better are attached.
+    pub(crate) hosts_must_detach: bool,
     /// Time of the input being taken.
     pub(crate) now: Nanos,
     /// Legs whose answer an acknowledgement needs now: required ones and mirrored joiners.
@@ -166,6 +168,7 @@ impl Core {
             regions: Regions::new(region_slots),
             opened_single,
             life: Life::Running,
+            hosts_must_detach: params.hosts_must_detach,
             now: 0,
             expected: LegMask::EMPTY,
             ready: VecDeque::new(),
@@ -219,6 +222,8 @@ impl Core {
             Input::MetaRead { leg, io, data } => self.apply_meta_read(leg, io, data, out),
             Input::LegLost { leg, announced } => self.apply_leg_lost(now, leg, announced, out),
             Input::LegBack { leg, cache_lost } => self.apply_leg_back(now, leg, cache_lost, out),
+            Input::LegInstance { leg, instance } => self.apply_leg_instance(leg, instance),
+            Input::HostsDetached => self.apply_hosts_detached(),
             Input::LegFenced { leg } => self.apply_leg_fenced(leg, out),
             Input::SwapAnswer { swap, outcome } => self.apply_swap_answer(now, swap, outcome, out),
             Input::AddLeg { leg, replica, local, meta } => self.apply_add_leg(leg, replica, (local, meta), out),

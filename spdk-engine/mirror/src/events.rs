@@ -8,6 +8,8 @@
 //! - Every [`Action::LegIo`] gets exactly one [`Input::LegDone`] while its leg is up. When a connection is lost, one
 //!   [`Input::LegLost`] may stand for all I/O that was in flight on it; after it nothing may touch the buffers of
 //!   that I/O. `LegDone` for I/O that the core no longer knows is ignored.
+//! - A replica whose instance changed since it was promoted or since the last session has perhaps lost what was not
+//!   flushed: `LegBack` says so. Between promote and connect, the leg is given to the core as not up.
 //! - [`Input::LegBack`] is sent only on a new session, after the replica has ended and drained the old one (rule 13).
 //! - After [`Action::LegDrop`] the connection is ended and its I/O is answered (`LegDone` with any result, or one
 //!   `LegLost`); only then may the leg number be used again.
@@ -365,6 +367,15 @@ pub enum Input {
         /// The replica's disk may have lost writes that were not flushed (its machine lost power).
         cache_lost: bool,
     },
+    /// A leg's replica has this instance now. Before the `LegBack` of a session with a changed one, and after `AddLeg`.
+    LegInstance {
+        /// Which.
+        leg: LegId,
+        /// See [`crate::ReplicaFacts`].
+        instance: String,
+    },
+    /// All hosts that were attached before this engine opened have detached or restarted.
+    HostsDetached,
     /// A replica refused a new session for good: it was promoted to a newer epoch (rule 13). The core stops.
     LegFenced {
         /// Which.
@@ -490,6 +501,10 @@ pub struct LegInit {
     pub up: bool,
     /// It has a meta area.
     pub meta: bool,
+    /// Its instance (see [`crate::ReplicaFacts`]); empty when it has none.
+    pub instance: String,
+    /// It may lack acknowledged writes (rule 1): no source until it was made equal.
+    pub changed: bool,
 }
 
 /// What is known of the regions when a volume with meta areas is opened.
@@ -573,6 +588,11 @@ pub struct OpenParams {
     pub equalise_from: Option<LegId>,
     /// When set, legs with a meta area keep write-intent bits and superblocks. Not together with `equalise_from`.
     pub meta: Option<MetaInit>,
+    /// The volume was closed in order before: nothing that members hold waits for a flush.
+    pub flushed: bool,
+    /// No member is certain to hold every acknowledged write (rule 1). The runner refuses hosts that were attached
+    /// until all of them have detached or restarted, and then says [`Input::HostsDetached`].
+    pub hosts_must_detach: bool,
     /// Bounds and times.
     pub options: Options,
 }

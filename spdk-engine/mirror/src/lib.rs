@@ -93,6 +93,10 @@ pub const LEGS_MAX: usize = 16;
 pub enum PlantedBug {
     /// A write is acknowledged when one member has it.
     Rule01AckFirst,
+    /// A member that may have lost acknowledged writes is a source like any other when the volume is opened.
+    Rule01AnySource,
+    /// A member that comes back without what it had not flushed stays.
+    Rule01CacheLossIgnored,
     /// Overlapping writes run at the same time.
     Rule02NoOverlapOrder,
     /// Reads do not wait for unacknowledged writes, nor writes for reads.
@@ -134,6 +138,8 @@ impl PlantedBug {
     /// All of them.
     pub const ALL: &[Self] = &[
         Self::Rule01AckFirst,
+        Self::Rule01AnySource,
+        Self::Rule01CacheLossIgnored,
         Self::Rule02NoOverlapOrder,
         Self::Rule03ReadsDoNotWait,
         Self::Rule06AckBeforeSwap,

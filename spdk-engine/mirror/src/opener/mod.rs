@@ -39,6 +39,7 @@
 //! given `up: false` in `Ready` is reconnected by the runner and announced to the core by `LegBack`.
 
 mod bits;
+mod power;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,8 +77,7 @@ struct Cas {
 #[derive(Debug, Default)]
 struct Candidate {
     promoted: bool,
-    /// It has a meta area.
-    meta: bool,
+    facts: ReplicaFacts,
     unusable: bool,
     retry_at: Option<Nanos>,
 }
@@ -100,6 +100,9 @@ pub struct Opener {
     /// Of the last engine that may have served.
     served: Option<Epoch>,
     bits: BTreeMap<ReplicaId, MemberBits>,
+    /// Instances that the members' superblocks name.
+    recorded: BTreeMap<ReplicaId, String>,
+    hosts_must_detach: bool,
     inherited: Option<RegionBits>,
     give_up_at: Nanos,
     next_cas: u64,
@@ -122,6 +125,8 @@ impl Opener {
             connected: 0,
             served: None,
             bits: BTreeMap::new(),
+            recorded: BTreeMap::new(),
+            hosts_must_detach: false,
             inherited: None,
             give_up_at: Nanos::MAX,
             next_cas: 0,
@@ -290,7 +295,7 @@ impl Opener {
         match result {
             Ok(facts) => {
                 candidate.promoted = true;
-                candidate.meta = facts.meta;
+                candidate.facts = facts;
                 if member {
                     self.first_promoted_at.get_or_insert(now);
                 }
@@ -415,7 +420,11 @@ impl Opener {
         let (promoted, dropped) = self.promoted_of(&base);
         let mut next = base.clone();
         if !self.was_clean {
-            let sources = self.choose_sources(&base, &promoted);
+            let sources = self.choose_sources(&base, promoted.clone(), out);
+            let unread = self.unread(&promoted);
+            if self.hosts_must_detach && !unread.is_empty() {
+                return self.fail(OpenError::Unread(unread), out);
+            }
             next.rebuilding.extend(promoted.difference(&sources).cloned());
             next.in_sync = sources;
         } else {
@@ -459,7 +468,9 @@ impl Opener {
             if let Some(candidate) = self.candidates.get(replica).filter(|c| c.promoted) {
                 let leg = LegId(u32::try_from(self.legs.len()).unwrap_or(u32::MAX));
                 let local = self.params.local.contains(replica);
-                self.legs.push(LegInit { leg, replica: replica.clone(), local, up: false, meta: candidate.meta });
+                let ReplicaFacts { meta, instance, .. } = candidate.facts.clone();
+                let replica = replica.clone();
+                self.legs.push(LegInit { leg, replica, local, up: false, meta, instance, changed: false });
             }
         }
     }
@@ -489,6 +500,8 @@ impl Opener {
             legs,
             equalise_from: self.equalise_from,
             meta,
+            flushed: self.was_clean,
+            hosts_must_detach: self.hosts_must_detach,
             options: self.params.options,
         })));
     }
