@@ -233,14 +233,19 @@ impl FakePlane {
             return Err((-5, "Input/output error".to_owned()));
         }
         let name = params["name"].as_str().unwrap();
+        let nsids: BTreeSet<u64> = {
+            let target = target.state.lock().unwrap();
+            let namespaces = &target.subsystems[params["subnqn"].as_str().unwrap()].namespaces;
+            namespaces.iter().map(|namespace| namespace["nsid"].as_u64().unwrap()).collect()
+        };
         let mut state = self.state.lock().unwrap();
         state.controllers.insert(name.to_owned(), params.clone());
-        state.bdevs.insert(
-            format!("{name}n1"),
-            json!({"name": format!("{name}n1"), "product_name": "NVMe disk",
-            "block_size": 4096, "num_blocks": 256}),
-        );
-        Ok(json!([format!("{name}n1")]))
+        let devices: Vec<String> = nsids.iter().map(|nsid| format!("{name}n{nsid}")).collect();
+        for device in &devices {
+            let bdev = json!({"name": device, "product_name": "NVMe disk", "block_size": 4096, "num_blocks": 256});
+            state.bdevs.insert(device.clone(), bdev);
+        }
+        Ok(json!(devices))
     }
 
     /// A host connects; false when it is not allowed.
@@ -451,7 +456,7 @@ impl FakeState {
             _ if method.starts_with("bdev_lvol_") => self.call_lvol(method, params),
             "bdev_nvme_detach_controller" => match self.controllers.remove(&name) {
                 Some(_) => {
-                    self.bdevs.remove(&format!("{name}n1"));
+                    self.bdevs.retain(|device, _| !["n1", "n2"].iter().any(|ns| *device == format!("{name}{ns}")));
                     yes
                 }
                 None => Err((-19, "No such device".to_owned())),
@@ -571,10 +576,14 @@ impl FakeState {
                 yes
             }
             "nvmf_subsystem_add_ns" => {
-                let mut namespace = params["namespace"].clone();
-                namespace["nsid"] = json!(1);
-                self.subsystem(nqn)?.namespaces.push(namespace);
-                Ok(json!(1))
+                let namespace = params["namespace"].clone();
+                let nsid = namespace["nsid"].clone();
+                let namespaces = &mut self.subsystem(nqn)?.namespaces;
+                if namespaces.iter().any(|known| known["nsid"] == nsid) {
+                    return Err((-32602, "Invalid parameters".to_owned()));
+                }
+                namespaces.push(namespace);
+                Ok(nsid)
             }
             "nvmf_subsystem_add_listener" => {
                 self.subsystem(nqn)?.listeners.push(params["listen_address"].clone());
@@ -617,6 +626,11 @@ impl FakeState {
                 let mirror = FakeMirror { state: "open".to_owned(), config, legs, pending: None, next_swap: 1 };
                 self.mirrors.insert(name.to_owned(), mirror);
                 Ok(json!(name))
+            }
+            // As of a replica whose engine never wrote there.
+            "addax_mirror_read_meta" => {
+                let zeroes = vec![0; params["blocks"].as_u64().unwrap() as usize * 4096];
+                Ok(json!({"data": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, zeroes)}))
             }
             "addax_mirror_get" => {
                 let entry = |(name, mirror): (&String, &FakeMirror)| {

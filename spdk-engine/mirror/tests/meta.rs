@@ -236,3 +236,17 @@ fn what_does_not_fit_is_refused_by_name() {
     let long = Superblock { in_sync: [superblock.replica.clone()].into(), instance: "x".repeat(128), ..superblock };
     assert!(matches!(long.encode(), Err(MetaError::Field { field: "instance", value: 128, .. })));
 }
+
+#[test]
+fn a_set_of_regions_survives_the_way_through_bytes() {
+    for len in [1, 7, 8, 9, 64, 65, 1000] {
+        let mut set = RegionBits::empty(len);
+        (0..len).filter(|region| region % 3 == 0).for_each(|region| set.insert(region));
+        let bytes = set.to_bytes();
+        assert_eq!(bytes.len(), len.div_ceil(8) as usize);
+        assert_eq!(RegionBits::from_bytes(len, &bytes), Some(set), "{len}");
+        assert_eq!(RegionBits::from_bytes(len, &RegionBits::full(len).to_bytes()), Some(RegionBits::full(len)));
+        assert_eq!(RegionBits::from_bytes(len + 8, &bytes), None, "too short");
+    }
+    assert_eq!(RegionBits::from_bytes(7, &[0x80]), None, "a region that is none");
+}

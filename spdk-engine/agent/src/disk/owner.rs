@@ -11,7 +11,7 @@
 //! target is lost makes the disk `Away`, and it is used again when the device is back. One that went and came back between
 //! two looks is seen by the exports that lost their namespaces: it counts as opened anew.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use super::{Away, DiskContext, DiskState, ReadyDisk, Records, Table, Unmanaged, 
 use crate::error::{AgentError, blocking};
 use crate::hub::Key;
 use crate::rpc::{Lvol, Lvstore, RpcError};
-use crate::state::{DiskIdentity, DiskRecord, DiskWish, Forming, Place};
+use crate::state::{DiskIdentity, DiskRecord, DiskWish, Forming, Place, meta_lvol_name};
 use crate::supervise::Plane;
 
 /// How often a disk that is away is looked for.
@@ -345,7 +345,9 @@ impl Owner {
         let lvols = client.lvols_of(&store.uuid).await?;
         let replicas = self.table.replicas(self.name());
         let bytes = |clusters: u64| clusters.saturating_mul(store.cluster_size);
-        let (own, others): (Vec<Lvol>, Vec<Lvol>) = lvols.into_iter().partition(|lvol| replicas.contains(&lvol.name));
+        let metas: BTreeSet<String> = replicas.iter().map(|replica| meta_lvol_name(replica)).collect();
+        let is_own = |lvol: &Lvol| replicas.contains(&lvol.name) || metas.contains(&lvol.name);
+        let (own, others): (Vec<Lvol>, Vec<Lvol>) = lvols.into_iter().partition(is_own);
         let allocated: BTreeMap<String, u64> =
             own.into_iter().map(|lvol| (lvol.name, bytes(lvol.num_allocated_clusters))).collect();
         let sizes = if others.is_empty() { BTreeMap::new() } else { client.bdev_sizes().await? };

@@ -61,6 +61,11 @@ pub(super) fn leg_bdev(identity: &Identity, replica: &str) -> String {
     format!("{}n1", controller_name(identity, replica))
 }
 
+/// Name of the device that is the meta area behind a controller.
+pub(super) fn meta_bdev(identity: &Identity, replica: &str) -> String {
+    format!("{}n2", controller_name(identity, replica))
+}
+
 /// The volume, the replica and the epoch of a controller.
 fn parse_controller(name: &str) -> Option<(&str, &str, u64)> {
     let (volume, rest) = name.strip_prefix("m.")?.split_once('.')?;
@@ -80,13 +85,13 @@ pub(super) fn is_stock(plane_instance: &str) -> bool {
 }
 
 /// Connects to a replica that was promoted, and whose data plane is `plane_instance`. What is left of an earlier
-/// connection of this epoch is ended first.
+/// connection of this epoch is ended first. The answer says whether the replica has a meta area, its second namespace.
 pub(super) async fn attach(
     plane: &Plane,
     identity: &Identity,
     member: &MemberWish,
     plane_instance: &str,
-) -> Result<(), RpcError> {
+) -> Result<bool, RpcError> {
     let client = &plane.client;
     let name = controller_name(identity, &member.replica);
     client.bdev_nvme_detach_controller(&name).await?;
@@ -114,7 +119,7 @@ pub(super) async fn attach(
     let devices = client.bdev_nvme_attach_controller(&params, ATTACH_DEADLINE).await?;
     let expected = leg_bdev(identity, &member.replica);
     if devices.contains(&expected) {
-        return Ok(());
+        return Ok(devices.contains(&meta_bdev(identity, &member.replica)));
     }
     client.bdev_nvme_detach_controller(&params.name).await?;
     let reason = format!("controller {} has devices {devices:?}, not {expected}", params.name);
@@ -157,13 +162,13 @@ pub(super) async fn sweep(plane: &Plane, volume: &str) -> Result<(), RpcError> {
 pub(super) async fn export(client: &Client, wish: &EngineWish, address: SocketAddr) -> Result<(), AgentError> {
     let nqn = volume_nqn(&wish.volume);
     if client.find_subsystem(&nqn).await?.is_none() {
-        client.nvmf_create_subsystem(&nqn, &crate::replica::serial(&wish.uuid), "Addax Volume").await?;
+        client.nvmf_create_subsystem(&nqn, &crate::replica::serial(&wish.uuid), "Addax Volume", 1).await?;
     }
     let found = client.find_subsystem(&nqn).await?;
     let found =
         found.ok_or_else(|| AgentError::Internal(format!("subsystem {nqn} is not there after its creation")))?;
     if found.namespaces.is_empty() {
-        client.nvmf_subsystem_add_ns(&nqn, &mirror_name(&wish.volume), wish.uuid).await?;
+        client.nvmf_subsystem_add_ns(&nqn, 1, &mirror_name(&wish.volume), wish.uuid).await?;
     }
     set_hosts(client, &nqn, &found.hosts(), &wish.allowed_hosts).await?;
     let listener = Listener::tcp(address);

@@ -6,6 +6,10 @@
 //! *Invariants.*
 //! - A replica counts as promoted only when it is promoted *and* connected, so that a member which cannot be reached by
 //!   the data plane leaves `S` as one that cannot be promoted.
+//! - A replica has a meta area when the data plane that will run the mirror sees one, over the session of this epoch. A
+//!   data plane without mirrors keeps no bits, so it is told of none: what it leaves, the next one does not trust.
+//! - An attempt that fails before there is a mirror says what it raised in vain, so that the next one trusts the bits of
+//!   the last engine that served. From the moment at which a mirror may be made, nothing is said any more.
 //! - The instance is durable before the arbiter hears of it (the caller's duty).
 //! - A member of `S` that was never promoted holds no data although the record says so: its disk was emptied or
 //!   replaced. It is not promoted, unless this is the first epoch, or no member of `S` ever was (the first opening failed).
@@ -20,8 +24,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use mirror_core::{
-    Config, EngineInstance, MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams, Opener,
-    OpenerParams, Options, PromoteError, ReplicaFacts, ReplicaId, SwapOutcome, VolumeId,
+    Config, EngineInstance, LegId, MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams, Opener,
+    OpenerParams, Options, PromoteError, RaisedInVain, ReplicaFacts, ReplicaId, SwapOutcome, VolumeId,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -47,6 +51,22 @@ pub(super) struct Attempt {
     pub(super) wish: watch::Receiver<EngineWish>,
     pub(super) instance: String,
     pub(super) signals: Arc<Signals>,
+    /// What the last attempts raised in vain; this one replaces it.
+    pub(super) in_vain: InVain,
+}
+
+/// What attempts raised in vain, kept between them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InVain(Arc<Mutex<Option<RaisedInVain>>>);
+
+impl InVain {
+    fn get(&self) -> Option<RaisedInVain> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, in_vain: Option<RaisedInVain>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = in_vain;
+    }
 }
 
 /// A mirror that runs.
@@ -119,6 +139,7 @@ struct Run<'a> {
     raised: &'a watch::Sender<u64>,
     known: Arc<Mutex<Known>>,
     config: Option<Config>,
+    legs: BTreeMap<LegId, ReplicaId>,
     pending: FuturesUnordered<BoxFuture<'a, OpenInput>>,
     wake_at: Duration,
     done: Option<Result<OpenParams, OpenError>>,
@@ -131,6 +152,7 @@ async fn run(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<(OpenPara
         raised,
         known: Arc::default(),
         config: None,
+        legs: BTreeMap::new(),
         pending: FuturesUnordered::new(),
         wake_at: Duration::MAX,
         done: None,
@@ -141,6 +163,11 @@ async fn run(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<(OpenPara
         let mut actions = Vec::new();
         let now = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         opener.apply(now, input, &mut actions);
+        // A mirror may follow, and write: then this epoch was not in vain.
+        let is_ready = actions.iter().any(|action| matches!(action, OpenAction::Ready(_)));
+        if is_ready || opener.raised_in_vain().is_some() {
+            attempt.in_vain.set(opener.raised_in_vain().filter(|_| !is_ready));
+        }
         for action in actions {
             run.act(action);
         }
@@ -167,7 +194,7 @@ fn opener_params(attempt: &Attempt) -> Result<OpenerParams, OpenFailure> {
         lineage: None,
         local,
         old_engine_dead: false,
-        in_vain: None,
+        in_vain: attempt.in_vain.get(),
         options: Options::default(),
         waits: mirror_core::OpenWaits::default(),
     })
@@ -190,14 +217,11 @@ impl<'a> Run<'a> {
             }
             OpenAction::Promote { replica, epoch, .. } => self.promote(replica, epoch.0),
             // It is connected: see the module's invariants.
-            OpenAction::Connect { leg, .. } => {
+            OpenAction::Connect { leg, replica } => {
+                self.legs.insert(leg, replica);
                 self.pending.push(Box::pin(async move { OpenInput::Connected { leg, up: true } }));
             }
-            // No replica says that it has a meta area, so none is asked for.
-            OpenAction::ReadMeta { leg, .. } => {
-                let result = Err(MetaUnreadable);
-                self.pending.push(Box::pin(async move { OpenInput::MetaRead { leg, result } }));
-            }
+            OpenAction::ReadMeta { leg, block, blocks } => self.read_meta(leg, block, blocks),
             OpenAction::WakeAt { at } => self.wake_at = Duration::from_nanos(at),
             OpenAction::Event(event) => self.tell(&event),
             OpenAction::Ready(params) => self.done = Some(Ok(*params)),
@@ -205,19 +229,41 @@ impl<'a> Run<'a> {
         }
     }
 
+    fn identity(&self, config: &Config, epoch: u64) -> Identity {
+        Identity {
+            volume: self.attempt.volume(),
+            epoch,
+            instance: self.attempt.instance.clone(),
+            lineage: config.lineage.as_str().to_owned(),
+        }
+    }
+
+    fn read_meta(&mut self, leg: LegId, block: u64, blocks: u32) {
+        let device = match (&self.config, self.legs.get(&leg)) {
+            (Some(config), Some(replica)) => {
+                build::meta_bdev(&self.identity(config, config.epoch.0), replica.as_str())
+            }
+            _ => return,
+        };
+        let client = &self.attempt.plane.client;
+        self.pending.push(Box::pin(async move {
+            let read = client.addax_mirror_read_meta(&device, block, blocks).await;
+            let result = read.map(Arc::from).map_err(|error| {
+                tracing::warn!(device, %error, "a meta area cannot be read");
+                MetaUnreadable
+            });
+            OpenInput::MetaRead { leg, result }
+        }));
+    }
+
     fn promote(&mut self, replica: ReplicaId, epoch: u64) {
         let Some(config) = &self.config else { return };
         let (attempt, known) = (self.attempt, self.known.clone());
-        let identity = Identity {
-            volume: attempt.volume(),
-            epoch,
-            instance: attempt.instance.clone(),
-            lineage: config.lineage.as_str().to_owned(),
-        };
+        let identity = self.identity(config, epoch);
         let members: Vec<String> = config.in_sync.iter().map(|member| member.as_str().to_owned()).collect();
         self.pending.push(Box::pin(async move {
             let result = promote_and_attach(attempt, &identity, replica.as_str(), &members, &known).await;
-            OpenInput::Promoted { replica, result: result.map(|()| ReplicaFacts::default()) }
+            OpenInput::Promoted { replica, result }
         }));
     }
 
@@ -235,7 +281,7 @@ async fn promote_and_attach(
     replica: &str,
     members: &[String],
     known: &Mutex<Known>,
-) -> Result<(), PromoteError> {
+) -> Result<ReplicaFacts, PromoteError> {
     // A manager may yet tell where it is.
     let member = attempt.member(replica).ok_or(PromoteError::Unreachable)?;
     // Epoch 1 is a volume's first opening: nobody can have held data before.
@@ -250,12 +296,13 @@ async fn promote_and_attach(
     };
     let promoted = attempt.peers.promote(&member, promotion).await?;
     let plane = promoted.data_plane_instance;
-    if let Err(error) = build::attach(&attempt.plane, identity, &member, &plane).await {
+    let attached = build::attach(&attempt.plane, identity, &member, &plane).await;
+    let has_meta = attached.map_err(|error| {
         tracing::warn!(volume = %identity.volume, replica, %error, "promoted, but cannot be connected");
-        return Err(PromoteError::Unreachable);
-    }
+        PromoteError::Unreachable
+    })?;
     lock(known).planes.insert(replica.to_owned(), plane);
-    Ok(())
+    Ok(ReplicaFacts { meta: has_meta && attempt.plane.has_mirror(), ..ReplicaFacts::default() })
 }
 
 /// Refuses a member of `S` that was never promoted while another one was; see the module's invariants.
@@ -301,6 +348,7 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
     let leg = |leg: &mirror_core::LegInit| LegParams {
         replica: leg.replica.as_str().to_owned(),
         bdev_name: build::leg_bdev(&identity, leg.replica.as_str()),
+        meta_bdev_name: leg.meta.then(|| build::meta_bdev(&identity, leg.replica.as_str())),
         local: leg.local,
     };
     let replica_of = |id| params.legs.iter().find(|leg| leg.leg == id).map(|leg| leg.replica.as_str().to_owned());
@@ -313,6 +361,7 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         config: config_to_mirror(config),
         legs: params.legs.iter().map(leg).collect(),
         equalise_from: params.equalise_from.and_then(replica_of),
+        inherited: params.meta.as_ref().map(|meta| meta.inherited.clone()),
     };
     if !attempt.plane.has_mirror()
         && let Some(source) = mirror.equalise_from.take()

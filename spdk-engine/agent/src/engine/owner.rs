@@ -37,7 +37,7 @@ use uuid::Uuid;
 
 use super::build::{self, Identity};
 use super::device::Device;
-use super::open::{Attempt, OpenFailure, Opened, open};
+use super::open::{Attempt, InVain, OpenFailure, Opened, open};
 use super::swaps::SwapServer;
 use super::{EngineContext, Signals, Wishes};
 use crate::arbiter::{config_to_mirror, mirror_to_config};
@@ -124,6 +124,7 @@ pub(super) struct Owner {
     asked: bool,
     phase: Phase,
     pause: Duration,
+    in_vain: InVain,
     mend_at: Option<Instant>,
     mend_pause: Duration,
     stopping: bool,
@@ -158,6 +159,7 @@ impl Owner {
             asked,
             phase,
             pause: PAUSE_MIN,
+            in_vain: InVain::default(),
             mend_at: None,
             mend_pause: MEND,
             stopping: false,
@@ -321,6 +323,7 @@ impl Owner {
             wish: self.published.subscribe(),
             instance,
             signals: self.signals.clone(),
+            in_vain: self.in_vain.clone(),
         };
         let (raise, raised) = watch::channel(0);
         let task = tokio::spawn(async move { open(&attempt, &raise).await });
@@ -598,10 +601,11 @@ impl Owner {
         })?;
         let client = &open.plane.client;
         let instance = promoted.data_plane_instance;
-        build::attach(&open.plane, &open.identity, member, &instance).await?;
+        let has_meta = build::attach(&open.plane, &open.identity, member, &instance).await?;
         let leg = LegParams {
             replica: member.replica.clone(),
             bdev_name: build::leg_bdev(&open.identity, &member.replica),
+            meta_bdev_name: has_meta.then(|| build::meta_bdev(&open.identity, &member.replica)),
             local: self.context.peers.is_local(&member.replica),
         };
         if let Err(error) = open.device.add_leg(&leg).await {

@@ -1,7 +1,7 @@
 //! A replica's export: its subsystem, its listener, its allow-list.
 //!
 //! *What it is.* Steps on a data plane that make the wanted objects out of whatever is there, and the drain that comes
-//! before every new session.
+//! before every new session. Namespace 1 is the data, namespace 2 the meta area of a replica that has one.
 //!
 //! *Invariants.* A subsystem is made without hosts. [`drain`] returns only when no session and no queue pair of the
 //! subsystem is left, so nothing of an older engine can reach the disk any more (rule 13). It asks the data plane
@@ -25,29 +25,47 @@ use crate::supervise::Plane;
 
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
+const DATA_NSID: u32 = 1;
+const META_NSID: u32 = 2;
+
+/// The lvols of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lvols {
+    pub(super) data: Uuid,
+    pub(super) meta: Option<Uuid>,
+}
+
 /// Makes the export of a replica, with nobody but `keep` on its allow-list.
 pub(super) async fn make(
     plane: &Plane,
     record: &ReplicaRecord,
-    lvol: &Uuid,
+    lvols: Lvols,
     address: SocketAddr,
     keep: Option<&str>,
 ) -> Result<(), AgentError> {
     let client = &plane.client;
     let nqn = replica_nqn(&record.replica);
     if client.find_subsystem(&nqn).await?.is_none() {
-        client.nvmf_create_subsystem(&nqn, &serial(&record.uuid), "Addax Replica").await?;
+        client.nvmf_create_subsystem(&nqn, &serial(&record.uuid), "Addax Replica", META_NSID).await?;
     }
     let found = client.find_subsystem(&nqn).await?;
     let found =
         found.ok_or_else(|| AgentError::Internal(format!("subsystem {nqn} is not there after its creation")))?;
     // Sessions from before its device went: the engine behind them has to promote again.
-    let keep = keep.filter(|_| !found.namespaces.is_empty());
+    let has = |nsid| found.namespaces.iter().any(|namespace| namespace.nsid == nsid);
+    let keep = keep.filter(|_| has(DATA_NSID));
     drain(client, &nqn, found.hosts(), keep).await?;
-    if found.namespaces.is_empty() {
-        // A UUID that differs from the device's: the data plane of this node may attach the namespace itself.
+    // UUIDs that differ from the devices': the data plane of this node may attach the namespaces itself.
+    // The meta area first: who finds the data finds it too.
+    if let Some(meta) = lvols.meta
+        && !has(META_NSID)
+    {
+        let uuid = Uuid::new_v5(&record.uuid, b"meta");
+        client.nvmf_subsystem_add_ns(&nqn, META_NSID, &meta.to_string(), uuid).await?;
+    }
+    if !has(DATA_NSID) {
         let uuid = Uuid::new_v5(&record.uuid, b"namespace");
-        client.nvmf_subsystem_add_ns(&nqn, &lvol.to_string(), uuid).await?;
+        client.nvmf_subsystem_add_ns(&nqn, DATA_NSID, &lvols.data.to_string(), uuid).await?;
     }
     let listener = Listener::tcp(address);
     if !found.listens(&listener) {

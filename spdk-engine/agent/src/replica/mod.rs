@@ -132,6 +132,10 @@ impl Replicas {
         name::validate_volume_name(&request.volume).map_err(|error| invalid("volume", &request.volume, error))?;
         check_size(request.size_bytes)?;
         let known = self.has(&request.name);
+        if !known && request.name.ends_with(state::META_SUFFIX) {
+            let allowed = format!("names that end in '{}' are those of meta areas", state::META_SUFFIX);
+            return Err(invalid("name", &request.name, allowed));
+        }
         if !request.create && !known {
             return Err(not_found(&request.name));
         }

@@ -1,4 +1,4 @@
-//! The owner task of one replica: its record, its lvol, its export, its epoch.
+//! The owner task of one replica: its record, its lvols, its export, its epoch.
 //!
 //! *States.* `Stopped` (no export), `Starting` (wanted, but its disk is away or the data plane refused; tried again),
 //! `Running`, `Error` (damaged; a call has to act). Beside them *deleted*: told of no more; its lvol goes as soon as its
@@ -12,6 +12,8 @@
 //! - A record is made only where no lvol of the name is, and before that lvol. So an lvol that its record does not name
 //!   yet was made for it and holds nothing, and an lvol without a record is nobody's: it is never taken for a replica,
 //!   and never deleted (rule 22). Only of a record that cannot be read it is known that an lvol was made.
+//! - The meta lvol is made, and deleted, after the data's. It has to read as zeroes when it is new: one that the record
+//!   does not name yet is deleted and made again, since a thin lvol that was never written does.
 //! - The disk counts the replica from before its record is made. An owner whose start made nothing ends, and its name is
 //!   free; whoever asked need not be there any more.
 //!
@@ -27,11 +29,12 @@ use pb::event::Object;
 use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
+use super::export::Lvols;
 use super::{Promotion, ReplicaContext, export, host_nqn};
 use crate::disk::{CLUSTER_BYTES, DiskState, Disks, ReadyDisk};
 use crate::error::{AgentError, blocking};
 use crate::hub::Key;
-use crate::state::{self, BLOCK_SIZE, ReplicaFile, ReplicaRecord};
+use crate::state::{self, BLOCK_SIZE, MetaArea, ReplicaFile, ReplicaRecord, meta_lvol_name};
 
 /// Pause before a failed export is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -299,13 +302,15 @@ impl Owner {
                 format!("disk '{}' has blocks of {} bytes; replicas need {BLOCK_SIZE}", self.disk, disk.block_bytes);
             return Err(AgentError::Forbidden(text));
         }
-        let alias = disk.lvol_alias(&self.name);
-        if let Some(found) = disk.plane.client.find_bdev(&alias).await? {
-            return Err(AgentError::Damaged(format!(
-                "there is an lvol {alias} ({}) without a record: what it holds is unknown, so it is not used; rename \
-                 or delete it by hand",
-                found.uuid
-            )));
+        for lvol in [self.name.clone(), meta_lvol_name(&self.name)] {
+            let alias = disk.lvol_alias(&lvol);
+            if let Some(found) = disk.plane.client.find_bdev(&alias).await? {
+                return Err(AgentError::Damaged(format!(
+                    "there is an lvol {alias} ({}) without a record: what it holds is unknown, so it is not used; \
+                     rename or delete it by hand",
+                    found.uuid
+                )));
+            }
         }
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Ok(ReplicaRecord {
@@ -315,6 +320,7 @@ impl Owner {
             disk: self.disk.clone(),
             lvstore: disk.store,
             lvol: None,
+            meta: Some(MetaArea::default()),
             uuid: Uuid::new_v4(),
             lineage: String::new(),
             promoted_epoch: 0,
@@ -390,16 +396,22 @@ impl Owner {
     }
 
     async fn destroy(&self, disk: &ReadyDisk) -> Result<(), AgentError> {
-        let lvol = match &self.record {
+        let known = |lvol: Option<Uuid>, name: &str| lvol.map_or_else(|| disk.lvol_alias(name), |uuid| uuid.to_string());
+        let meta_name = meta_lvol_name(&self.name);
+        let (data, meta) = match &self.record {
             Some(record) if record.lvstore != disk.store => return Ok(()),
-            Some(ReplicaRecord { lvol: Some(lvol), .. }) => lvol.to_string(),
-            Some(ReplicaRecord { lvol: None, .. }) => disk.lvol_alias(&self.name),
-            // A record that cannot be read says that an lvol of this name was made here.
-            None if self.is_damaged() => disk.lvol_alias(&self.name),
+            Some(ReplicaRecord { lvol, meta, .. }) => {
+                (known(*lvol, &self.name), meta.as_ref().map(|meta| known(meta.lvol, &meta_name)))
+            }
+            // A record that cannot be read says that lvols of these names were made here.
+            None if self.is_damaged() => (known(None, &self.name), Some(known(None, &meta_name))),
             None => return Ok(()),
         };
-        tracing::info!(replica = %self.name, disk = %self.disk, lvol, "deleting the data");
-        Ok(disk.plane.client.bdev_lvol_delete(&lvol).await?)
+        tracing::info!(replica = %self.name, disk = %self.disk, data, meta, "deleting the data");
+        for lvol in [Some(data), meta].into_iter().flatten() {
+            disk.plane.client.bdev_lvol_delete(&lvol).await?;
+        }
+        Ok(())
     }
 
     /// Ends a deletion that had to wait for its disk; true when there is nothing left.
@@ -505,8 +517,8 @@ impl Owner {
         }
         let host = host_nqn(&record.volume, record.promoted_epoch, &record.promoted_instance);
         let keep = (!record.is_fresh()).then_some(host.as_str());
-        let made = match self.ensure_lvol(&disk, record).await {
-            Ok(lvol) => export::make(&disk.plane, record, &lvol, self.context.data_address, keep).await,
+        let made = match self.ensure_lvols(&disk, record).await {
+            Ok(lvols) => export::make(&disk.plane, record, lvols, self.context.data_address, keep).await,
             Err(error) => Err(error),
         };
         match made {
@@ -517,6 +529,53 @@ impl Owner {
                 Export::Waiting(error.to_string())
             }
         }
+    }
+
+    async fn ensure_lvols(&mut self, disk: &ReadyDisk, record: &ReplicaRecord) -> Result<Lvols, AgentError> {
+        let data = self.ensure_lvol(disk, record).await?;
+        let meta = match &record.meta {
+            Some(area) => Some(self.ensure_meta(disk, area.lvol, record.size).await?),
+            None => None,
+        };
+        Ok(Lvols { data, meta })
+    }
+
+    /// The replica's meta lvol. When the one that the record names is gone a new one takes its place: an engine finds
+    /// that it holds nothing, and takes every region for one in which members may differ.
+    async fn ensure_meta(&mut self, disk: &ReadyDisk, known: Option<Uuid>, size: u64) -> Result<Uuid, AgentError> {
+        let damaged = |text: String| Err(AgentError::Damaged(text));
+        let client = &disk.plane.client;
+        let bytes = MetaArea::bytes_for(size).map_err(|error| AgentError::Internal(error.to_string()))?;
+        let name = meta_lvol_name(&self.name);
+        let alias = disk.lvol_alias(&name);
+        let found = client.find_bdev(&alias).await?;
+        let has = found.as_ref().map_or(0, |bdev| bdev.size());
+        match (known, found.and_then(|bdev| bdev.uuid.parse::<Uuid>().ok())) {
+            (Some(lvol), Some(uuid)) if lvol != uuid => {
+                return damaged(format!("lvol {alias} is {uuid}, not the replica's {lvol}"));
+            }
+            (Some(_), Some(_)) if has < bytes => {
+                return damaged(format!("lvol {alias} has {has} bytes; the replica's meta area needs {bytes}"));
+            }
+            (Some(lvol), Some(_)) => return Ok(lvol),
+            (Some(lvol), None) => {
+                tracing::error!(replica = %self.name, %lvol, "the meta area is gone; an empty one takes its place");
+                self.save_meta(None).await?;
+            }
+            // Begun by a start that did not end.
+            (None, Some(uuid)) => client.bdev_lvol_delete(&uuid.to_string()).await?,
+            (None, None) => {}
+        }
+        let lvol = client.create_thin_lvol(&disk.store, &name, bytes.div_ceil(CLUSTER_BYTES)).await?;
+        self.save_meta(Some(lvol)).await?;
+        self.disks.look(&self.disk);
+        Ok(lvol)
+    }
+
+    async fn save_meta(&mut self, lvol: Option<Uuid>) -> Result<(), AgentError> {
+        let lost = || AgentError::Internal("the replica's record is not open".to_owned());
+        let record = self.record.clone().ok_or_else(lost)?;
+        self.save(ReplicaRecord { meta: Some(MetaArea { lvol }), ..record }).await
     }
 
     /// The replica's lvol. It is made only for a record that names none yet.

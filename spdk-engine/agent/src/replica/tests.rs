@@ -206,7 +206,7 @@ async fn stop_and_delete_are_idempotent() {
     node.replicas.stop("v-r-1").await.unwrap();
     node.replicas.stop("v-r-1").await.unwrap();
     assert!(node.plane.state.lock().unwrap().subsystems.is_empty());
-    assert_eq!(node.lvols(), ["v-r-1"]);
+    assert_eq!(node.lvols(), ["v-r-1", "v-r-1-meta"]);
     let error = node.replicas.promote("v-r-1", promotion(1, "e")).await.unwrap_err();
     assert!(matches!(error, AgentError::Forbidden(_)));
     assert_eq!(node.replicas.start(request(false)).await.unwrap().state(), pb::State::Running);
@@ -330,6 +330,7 @@ async fn a_crash_between_record_and_lvol_is_finished() {
     let uuid = Uuid::new_v4();
     let lvol = FakeLvol { uuid: uuid.to_string(), size: 1 << 20, clusters: 0 };
     node.with_store(|store| store.lvols.insert("v-r-1".to_owned(), lvol));
+    node.plane.state.lock().unwrap().failing.clear();
     node.plane.wait_until("exported", |s| s.subsystems.get(NQN).is_some_and(|sub| !sub.listeners.is_empty())).await;
     let (_, record) = state::ReplicaFile::open(&node.dir.path().join("replicas"), "v-r-1").unwrap();
     assert_eq!(record.unwrap().lvol, Some(uuid));
@@ -351,7 +352,7 @@ async fn what_was_deleted_while_its_disk_was_away_goes_when_it_is_back() {
     assert!(matches!(node.disks.remove("d").await, Err(AgentError::Forbidden(_))));
     node.replicas.delete("v-r-1", "d").await.unwrap();
     assert!(node.replicas.list().is_empty());
-    assert_eq!(node.lvols(), ["v-r-1"]);
+    assert_eq!(node.lvols(), ["v-r-1", "v-r-1-meta"]);
     assert!(matches!(node.replicas.start(request(true)).await, Err(AgentError::Exists(_))));
     std::fs::rename(&away, &path).unwrap();
     let buried = async {
@@ -467,4 +468,102 @@ async fn the_device_of_a_disk_is_examined_by_name() {
         .map(|(_, params)| params["name"].as_str().unwrap())
         .collect();
     assert!(!examined.is_empty() && examined.iter().all(|name| *name == "d.d"), "{examined:?}");
+}
+
+/// What is exported: number and device of each namespace, by the names of lvols.
+fn exported(node: &Node) -> Vec<(u64, String)> {
+    let names: std::collections::BTreeMap<String, String> =
+        node.with_store(|store| store.lvols.iter().map(|(name, lvol)| (lvol.uuid.clone(), name.clone())).collect());
+    let state = node.plane.state.lock().unwrap();
+    let namespace = |ns: &serde_json::Value| {
+        (ns["nsid"].as_u64().unwrap(), names[ns["bdev_name"].as_str().unwrap()].clone())
+    };
+    let mut all: Vec<_> = state.subsystems[NQN].namespaces.iter().map(namespace).collect();
+    all.sort();
+    all
+}
+
+fn both() -> Vec<(u64, String)> {
+    vec![(1, "v-r-1".to_owned()), (2, "v-r-1-meta".to_owned())]
+}
+
+fn record_of(node: &Node) -> state::ReplicaRecord {
+    state::ReplicaFile::open(&node.dir.path().join("replicas"), "v-r-1").unwrap().1.unwrap()
+}
+
+#[tokio::test]
+async fn the_meta_area_is_exported_beside_the_data_by_any_data_plane() {
+    for stock in [false, true] {
+        let node = node(stock).await;
+        node.replicas.start(request(true)).await.unwrap();
+        assert_eq!(exported(&node), both());
+        let uuid = node.with_store(|store| store.lvols["v-r-1-meta"].uuid.clone());
+        assert_eq!(record_of(&node).meta.unwrap().lvol.unwrap().to_string(), uuid);
+        node.disks.look("d");
+        assert_eq!(node.hub.disk("d").unwrap().unmanaged_count, 0);
+        node.replicas.delete("v-r-1", "d").await.unwrap();
+        assert!(node.lvols().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_meta_lvol_that_its_record_does_not_name_is_made_again() {
+    let node = node(false).await;
+    let failure = (-32602, "Invalid parameters".to_owned());
+    node.plane.state.lock().unwrap().failing.insert("bdev_lvol_create".to_owned(), failure);
+    node.replicas.start(request(true)).await.unwrap();
+    // As if both lvols had been made and the agent had died before it noted that.
+    let lvol = || FakeLvol { uuid: Uuid::new_v4().to_string(), size: 1 << 20, clusters: 0 };
+    let left = lvol();
+    node.with_store(|store| {
+        store.lvols.insert("v-r-1".to_owned(), lvol());
+        store.lvols.insert("v-r-1-meta".to_owned(), left.clone());
+    });
+    node.plane.state.lock().unwrap().failing.clear();
+    node.plane.wait_until("exported", |s| s.subsystems.get(NQN).is_some_and(|sub| !sub.listeners.is_empty())).await;
+    assert_eq!(exported(&node), both());
+    assert_ne!(record_of(&node).meta.unwrap().lvol.unwrap().to_string(), left.uuid, "it may hold anything");
+}
+
+#[tokio::test]
+async fn a_lost_meta_area_is_replaced_by_an_empty_one_and_a_foreign_one_is_not_used() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    let first = record_of(&node).meta;
+    node.replicas.stop("v-r-1").await.unwrap();
+    node.with_store(|store| store.lvols.remove("v-r-1-meta").unwrap());
+    node.replicas.start(request(false)).await.unwrap();
+    assert_eq!(exported(&node), both());
+    assert_ne!(record_of(&node).meta, first);
+    node.replicas.stop("v-r-1").await.unwrap();
+    node.with_store(|store| store.lvols.get_mut("v-r-1-meta").unwrap().uuid = Uuid::new_v4().to_string());
+    let error = node.replicas.start(request(false)).await.unwrap_err();
+    assert!(matches!(&error, AgentError::Damaged(text) if text.contains("v-r-1-meta")), "{error}");
+}
+
+#[tokio::test]
+async fn a_replica_from_before_there_were_meta_areas_goes_on_without() {
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    node.shutdown.cancel();
+    node.replicas.stop("v-r-1").await.ok();
+    let folder = node.dir.path().join("replicas");
+    let (mut file, record) = state::ReplicaFile::open(&folder, "v-r-1").unwrap();
+    file.save(&state::ReplicaRecord { meta: None, running: true, ..record.unwrap() }).unwrap();
+    node.with_store(|store| store.lvols.remove("v-r-1-meta").unwrap());
+    node.plane.state.lock().unwrap().subsystems.clear();
+    let shutdown = CancellationToken::new();
+    let (_, again) = open(node.dir.path(), node.status.subscribe(), &Hub::default(), &shutdown).await;
+    node.plane.wait_until("exported", |s| s.subsystems.get(NQN).is_some_and(|sub| !sub.listeners.is_empty())).await;
+    assert_eq!(exported(&node), [(1, "v-r-1".to_owned())]);
+    assert_eq!(again.start(request(false)).await.unwrap().state(), pb::State::Running);
+    assert_eq!(node.lvols(), ["v-r-1"]);
+}
+
+#[tokio::test]
+async fn names_of_meta_areas_are_no_names_of_replicas() {
+    let node = node(false).await;
+    let request = pb::StartReplicaRequest { name: "v-r-1-meta".to_owned(), ..request(true) };
+    let error = node.replicas.start(request).await.unwrap_err();
+    assert!(matches!(&error, AgentError::Invalid { field: "name", .. }), "{error}");
 }

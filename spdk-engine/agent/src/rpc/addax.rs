@@ -10,6 +10,9 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use mirror_core::meta::{META_BLOCK_BYTES, RegionBits};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -60,6 +63,9 @@ pub struct LegParams {
     pub replica: String,
     /// The device that reaches it.
     pub bdev_name: String,
+    /// The device that is its meta area, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub meta_bdev_name: Option<String>,
     /// Whether it is on this machine.
     pub local: bool,
 }
@@ -84,6 +90,19 @@ pub struct MirrorParams {
     /// The member that is copied over the others before any host is served; absent when members are equal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub equalise_from: Option<String>,
+    /// The regions in which members may differ, for legs with meta areas.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_base64")]
+    pub inherited: Option<RegionBits>,
+}
+
+#[expect(clippy::ref_option, reason = "the form that serde calls")]
+fn as_base64<S: serde::Serializer>(bits: &Option<RegionBits>, serializer: S) -> Result<S::Ok, S::Error> {
+    bits.as_ref().map(|bits| BASE64.encode(bits.to_bytes())).serialize(serializer)
+}
+
+#[derive(Deserialize)]
+struct MetaBlocks {
+    data: String,
 }
 
 /// A swap that waits for its answer.
@@ -262,8 +281,27 @@ impl Client {
     /// # Errors
     /// See [`RpcError`].
     pub async fn addax_mirror_add_leg(&self, name: &str, leg: &LegParams) -> Result<(), RpcError> {
-        let params = json!({"name": name, "replica": leg.replica, "bdev_name": leg.bdev_name, "local": leg.local});
-        self.call("addax_mirror_add_leg", params, CALL_DEADLINE).await.map(drop)
+        let method = "addax_mirror_add_leg";
+        let mut params = serde_json::to_value(leg)
+            .map_err(|error| RpcError::Answer { method: method.to_owned(), reason: error.to_string() })?;
+        params["name"] = json!(name);
+        self.call(method, params, CALL_DEADLINE).await.map(drop)
+    }
+
+    /// Reads blocks of a meta area that no mirror uses yet.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn addax_mirror_read_meta(&self, bdev: &str, block: u64, blocks: u32) -> Result<Vec<u8>, RpcError> {
+        let method = "addax_mirror_read_meta";
+        let params = json!({"bdev_name": bdev, "block": block, "blocks": blocks});
+        let read: MetaBlocks = self.call_as(method, params, CALL_DEADLINE).await?;
+        let unfit = |reason: String| RpcError::Answer { method: method.to_owned(), reason };
+        let data = BASE64.decode(&read.data).map_err(|error| unfit(error.to_string()))?;
+        match data.len() == blocks as usize * META_BLOCK_BYTES {
+            true => Ok(data),
+            false => Err(unfit(format!("{} bytes instead of {blocks} blocks", data.len()))),
+        }
     }
 
     /// Takes a leg out.

@@ -304,9 +304,15 @@ impl Client {
     ///
     /// # Errors
     /// See [`RpcError`].
-    pub async fn nvmf_create_subsystem(&self, nqn: &str, serial: &str, model: &str) -> Result<(), RpcError> {
+    pub async fn nvmf_create_subsystem(
+        &self,
+        nqn: &str,
+        serial: &str,
+        model: &str,
+        max_namespaces: u32,
+    ) -> Result<(), RpcError> {
         let params = json!({"nqn": nqn, "serial_number": serial, "model_number": model,
-            "allow_any_host": false, "max_namespaces": 1});
+            "allow_any_host": false, "max_namespaces": max_namespaces});
         self.call("nvmf_create_subsystem", params, CALL_DEADLINE).await.map(drop)
     }
 
@@ -318,14 +324,20 @@ impl Client {
         absent_is_fine(self.call("nvmf_delete_subsystem", json!({"nqn": nqn}), CALL_DEADLINE).await)
     }
 
-    /// Adds a device as namespace 1, under a UUID of its own: a namespace that carried its device's UUID could not be
+    /// Adds a device as a namespace, under a UUID of its own: a namespace that carried its device's UUID could not be
     /// attached by the same process.
     ///
     /// # Errors
     /// See [`RpcError`].
-    pub async fn nvmf_subsystem_add_ns(&self, nqn: &str, bdev: &str, uuid: uuid::Uuid) -> Result<(), RpcError> {
+    pub async fn nvmf_subsystem_add_ns(
+        &self,
+        nqn: &str,
+        nsid: u32,
+        bdev: &str,
+        uuid: uuid::Uuid,
+    ) -> Result<(), RpcError> {
         let nguid = uuid.simple().to_string().to_ascii_uppercase();
-        let params = json!({"nqn": nqn, "namespace": {"nsid": 1, "bdev_name": bdev,
+        let params = json!({"nqn": nqn, "namespace": {"nsid": nsid, "bdev_name": bdev,
             "uuid": uuid.to_string(), "nguid": nguid}});
         self.call("nvmf_subsystem_add_ns", params, CALL_DEADLINE).await.map(drop)
     }

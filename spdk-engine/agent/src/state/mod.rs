@@ -5,7 +5,8 @@
 //! promoted epoch and instance (consistency rules 13 and 14). The lvol itself stays a pure image.
 //!
 //! *Invariants.* The record is durable before the lvol is made and is removed after it. It names the lvstore by UUID, so
-//! it is never taken for the record of what another disk holds. The promoted epoch never falls.
+//! it is never taken for the record of what another disk holds. The promoted epoch never falls. What the engine writes
+//! beside the data (superblock, write-intent bits) is in a second lvol, see [`MetaArea`]; the agent does not read it.
 //!
 //! *When things fail.* [`StateError`] names the file. Nothing is repaired here.
 
@@ -19,6 +20,7 @@ pub use engines::{EngineStore, EngineWish, MemberWish};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use mirror_core::meta::{Geometry, META_BLOCK_BYTES, MetaError};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -26,6 +28,40 @@ use slots::{Slots, SlotsError, remove_file, sync_folder};
 
 /// Replica sizes are multiples of this.
 pub const BLOCK_SIZE: u32 = 4096;
+
+/// Ends the names of meta lvols; replicas may not be called so.
+pub const META_SUFFIX: &str = "-meta";
+/// The longest name of an lvol.
+const LVOL_NAME_MAX: usize = 63;
+
+/// Name of the meta lvol of a replica: its own with a suffix, or, where that is too long for an lvol, one made from it.
+#[must_use]
+pub fn meta_lvol_name(replica: &str) -> String {
+    if replica.len() + META_SUFFIX.len() <= LVOL_NAME_MAX {
+        return format!("{replica}{META_SUFFIX}");
+    }
+    format!("{}{META_SUFFIX}", Uuid::new_v5(&Uuid::NAMESPACE_OID, replica.as_bytes()).simple())
+}
+
+/// The meta area of a replica: a small lvol beside the data's, for the engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MetaArea {
+    /// Its lvol; `None` until that was made.
+    #[serde(default)]
+    pub lvol: Option<Uuid>,
+}
+
+impl MetaArea {
+    /// Bytes that the meta area of a volume of `size` bytes needs.
+    ///
+    /// # Errors
+    /// What is wrong with the size.
+    pub fn bytes_for(size: u64) -> Result<u64, MetaError> {
+        let geometry = Geometry::for_volume(size / u64::from(BLOCK_SIZE), BLOCK_SIZE)?;
+        Ok(geometry.blocks().saturating_mul(META_BLOCK_BYTES as u64))
+    }
+}
 
 /// The durable state of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,6 +80,9 @@ pub struct ReplicaRecord {
     /// Its lvol; `None` until that was made.
     #[serde(default)]
     pub lvol: Option<Uuid>,
+    /// Its meta area; `None` for replicas from before there were any.
+    #[serde(default)]
+    pub meta: Option<MetaArea>,
     /// Identity of the copy; its namespace's UUID comes from it.
     pub uuid: Uuid,
     /// The lineage under which it was promoted; empty before the first promote.
@@ -173,6 +212,7 @@ mod tests {
             disk: "d".to_owned(),
             lvstore: Uuid::new_v4(),
             lvol: None,
+            meta: None,
             uuid: Uuid::new_v4(),
             lineage: String::new(),
             promoted_epoch: 0,
@@ -197,6 +237,25 @@ mod tests {
         remove_replica(dir.path(), "r1").unwrap();
         remove_replica(dir.path(), "r1").unwrap();
         assert!(replica_names(dir.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_record_from_before_there_were_meta_areas_has_none() {
+        let mut value = serde_json::to_value(record("r1")).unwrap();
+        value.as_object_mut().unwrap().remove("meta").unwrap();
+        assert_eq!(serde_json::from_value::<ReplicaRecord>(value).unwrap().meta, None);
+    }
+
+    #[test]
+    fn names_and_sizes_of_meta_lvols_are_what_lvols_may_have() {
+        assert_eq!(meta_lvol_name("v-r-1"), "v-r-1-meta");
+        let (long, other) = ("a".repeat(63), "a".repeat(62));
+        assert!(meta_lvol_name(&long).len() <= LVOL_NAME_MAX && meta_lvol_name(&long).ends_with(META_SUFFIX));
+        assert_ne!(meta_lvol_name(&long), meta_lvol_name(&other));
+        // Two superblock slots, one block of bits, one of stamps.
+        assert_eq!(MetaArea::bytes_for(1 << 20).unwrap(), 4 * 4096);
+        assert!(MetaArea::bytes_for(1 << 40).unwrap() < 9 << 20, "the most regions that there are");
+        assert!(MetaArea::bytes_for(0).is_err());
     }
 
     #[test]

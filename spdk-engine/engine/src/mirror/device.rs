@@ -13,6 +13,8 @@
 //!
 //! *When things fail.* A leg whose channel does not exist any more answers "gone".
 
+mod meta;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -26,6 +28,7 @@ use nvme_wire::Status;
 use serde_json::{Value, json};
 use slab::Slab;
 
+pub use self::meta::LegChans;
 use super::convert::{ConfigJson, host_status, leg_result};
 use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, PathState};
 use crate::events::EventRing;
@@ -89,7 +92,7 @@ impl State {
 
 struct Leg {
     replica: String,
-    chan: Chan,
+    chans: LegChans,
     state: &'static str,
     copied: u64,
     /// When progress was last told.
@@ -102,9 +105,19 @@ struct PendingSwap {
     timer: TimerId,
 }
 
+/// What an I/O on a leg is about.
+enum Part {
+    Data,
+    MetaRead(BufSlice),
+    /// A write, with the flush that is still to come if the device has a volatile cache.
+    MetaWrite,
+    MetaFlush,
+}
+
 struct LegRun {
     leg: LegId,
     io: IoId,
+    part: Part,
     /// When it, or the question that follows a late answer, was sent.
     sent: Nanos,
     /// Questions asked about it so far.
@@ -124,6 +137,8 @@ pub struct Device {
     copy_buffers: RefCell<HashMap<CopySlot, BufSlice>>,
     swap: RefCell<Option<PendingSwap>>,
     wake: Cell<Option<TimerId>>,
+    /// Blocks written by copies, over all legs.
+    copied: Cell<u64>,
     state: Cell<State>,
     /// Taken down: late completions change nothing any more.
     dead: Cell<bool>,
@@ -139,7 +154,7 @@ impl Device {
         core: &Core,
         name: String,
         params: OpenParams,
-        chans: Vec<(LegId, String, Chan)>,
+        chans: Vec<(LegId, String, LegChans)>,
     ) -> Result<Rc<Self>, mirror_core::CoreError> {
         let in_sync: Vec<String> = params.config.in_sync.iter().map(ToString::to_string).collect();
         let joiners: Vec<_> = params
@@ -159,28 +174,29 @@ impl Device {
             copy_buffers: RefCell::default(),
             swap: RefCell::new(None),
             wake: Cell::new(None),
+            copied: Cell::new(0),
             state: Cell::new(State::Open),
             dead: Cell::new(false),
             closing: RefCell::default(),
         });
-        for (leg, replica, chan) in chans {
+        for (leg, replica, chans) in chans {
             let state = if in_sync.contains(&replica) { "in_sync" } else { "rebuilding" };
-            device.attach(core, leg, replica, chan, state);
+            device.attach(core, leg, replica, chans, state);
         }
         tracing::info!(mirror = device.name, joiners = joiners.len(), "mirror opened");
         device.input(core, Input::Tick);
         Ok(device)
     }
 
-    fn attach(self: &Rc<Self>, core: &Core, leg: LegId, replica: String, chan: Chan, state: &'static str) {
+    fn attach(self: &Rc<Self>, core: &Core, leg: LegId, replica: String, chans: LegChans, state: &'static str) {
         let weak = Rc::downgrade(self);
         let watcher = Rc::new(move |core: &Core, path: PathState| {
             let Some(device) = weak.upgrade() else { return };
             // Changes of a path may be told from inside a submit: the core takes them from the loop.
             core.defer(move |core| device.path_changed(core, leg, path));
         });
-        chan.watch_path(core, watcher);
-        self.legs.borrow_mut().insert(leg, Leg { replica, chan, state, copied: 0, told: 0 });
+        chans.data.watch_path(core, watcher);
+        self.legs.borrow_mut().insert(leg, Leg { replica, chans, state, copied: 0, told: 0 });
     }
 
     fn path_changed(self: &Rc<Self>, core: &Core, leg: LegId, path: PathState) {
@@ -201,16 +217,17 @@ impl Device {
         first: u32,
         replica: mirror_core::ReplicaId,
         local: bool,
-        chan: Chan,
+        chans: LegChans,
     ) -> bool {
         let count = mirror_core::LEGS_MAX as u32;
         let free = (0..count).map(|n| LegId((first + n) % count)).find(|leg| !self.legs.borrow().contains_key(leg));
         let Some(leg) = free else {
-            chan.close(core);
+            chans.close(core);
             return false;
         };
-        self.attach(core, leg, replica.to_string(), chan, "rebuilding");
-        self.input(core, Input::AddLeg { leg, replica, local, meta: false });
+        let meta = chans.meta.is_some();
+        self.attach(core, leg, replica.to_string(), chans, "rebuilding");
+        self.input(core, Input::AddLeg { leg, replica, local, meta });
         true
     }
 
@@ -265,7 +282,7 @@ impl Device {
             core.complete(io, Status::INTERNAL_PATH_ERROR);
         }
         for (_, leg) in self.legs.borrow_mut().drain() {
-            leg.chan.close(core);
+            leg.chans.close(core);
         }
         self.closing.borrow_mut().clear();
     }
@@ -280,7 +297,8 @@ impl Device {
             .iter()
             .map(|(id, leg)| {
                 let lost = status.lost.contains(id);
-                json!({ "replica": leg.replica, "bdev_name": leg.chan.bdev().info().name,
+                json!({ "replica": leg.replica, "bdev_name": leg.chans.data.bdev().info().name,
+                    "meta_bdev_name": leg.chans.meta.as_ref().map(|meta| meta.bdev().info().name),
                     "state": if lost { "lost" } else { leg.state }, "copied_blocks": leg.copied,
                     "total_blocks": status.config.size_blocks })
             })
@@ -288,7 +306,9 @@ impl Device {
         json!({ "name": self.name, "state": self.state.get().word(),
             "config": ConfigJson::of(&status.config, self.block_size), "legs": legs,
             "pending_swap": self.swap.borrow().as_ref().map(|p| p.value.clone()), "inflight": status.inflight,
-            "frozen": status.frozen, "equalising": status.equalising })
+            "frozen": status.frozen, "equalising": status.equalising,
+            "inherited_regions": status.inherited_regions, "live_regions": status.live_regions,
+            "meta_writes": status.meta_writes, "copied_blocks": self.copied.get() })
     }
 
     /// Takes an I/O of a host.
@@ -328,12 +348,7 @@ impl Device {
             Action::LegIo { leg, io, op, lba, blocks, payload } => {
                 self.leg_io(core, (leg, io), op, (lba, blocks), payload);
             }
-            // No leg has a meta area here; the core asks for none.
-            Action::MetaIo { leg, io, .. } => {
-                let device = Rc::clone(self);
-                let result = Err(LegError::Other);
-                core.defer(move |core| device.input(core, Input::LegDone { leg, io, result }));
-            }
+            Action::MetaIo { leg, io, op } => self.meta_io(core, (leg, io), op),
             Action::HostDone { id, result } => {
                 let io = self.hosts.borrow_mut().try_remove(id.0 as usize);
                 if let Some(io) = io {
@@ -365,12 +380,7 @@ impl Device {
         (lba, blocks): (u64, u32),
         payload: Payload,
     ) {
-        let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
-        let Some(chan) = chan else {
-            let device = Rc::clone(self);
-            let result = Err(LegError::Gone);
-            return core.defer(move |core| device.input(core, Input::LegDone { leg, io, result }));
-        };
+        let Some(chan) = self.data_chan(leg) else { return self.refuse(core, (leg, io), LegError::Gone) };
         // Holes read as zeroes on every replica (rule 5): an unmap is told to legs as zeroes, which frees space too.
         let (op, blocks) = match op {
             Op::Read => (IoOp::Read, blocks),
@@ -388,17 +398,41 @@ impl Device {
         };
         // What is copied often is a hole. Told as zeroes it stays one, and fits on a disk that is full.
         let is_copy = matches!((op, payload), (IoOp::Write { .. }, Payload::Copy(_)));
+        if is_copy {
+            self.copied.set(self.copied.get() + u64::from(blocks));
+        }
         let (op, bufs) =
             if is_copy && bufs.iter().all(is_zero) { (IoOp::WriteZeroes, Bufs::new()) } else { (op, bufs) };
-        let run = LegRun { leg, io, sent: core.clock(), asked: 0 };
+        self.send(core, &chan, (leg, io, Part::Data), op, (lba, u64::from(blocks)), bufs);
+    }
+
+    fn send(
+        self: &Rc<Self>,
+        core: &Core,
+        chan: &Chan,
+        (leg, io, part): (LegId, IoId, Part),
+        op: IoOp,
+        (lba, blocks): (u64, u64),
+        bufs: Bufs,
+    ) {
+        let run = LegRun { leg, io, part, sent: core.clock(), asked: 0 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
-        chan.submit(core, Io::new(op, lba, u64::from(blocks), bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
+        chan.submit(core, Io::new(op, lba, blocks, bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
+    }
+
+    /// Answers an I/O that cannot be sent, from the loop.
+    fn refuse(self: &Rc<Self>, core: &Core, (leg, io): (LegId, IoId), error: LegError) {
+        let device = Rc::clone(self);
+        core.defer(move |core| device.input(core, Input::LegDone { leg, io, result: Err(error) }));
+    }
+
+    fn data_chan(&self, leg: LegId) -> Option<Chan> {
+        self.legs.borrow().get(&leg).map(|l| l.chans.data.clone())
     }
 
     /// Ends the session of a leg; whatever follows is told as changes of its path.
     fn reset_leg(self: &Rc<Self>, core: &Core, leg: LegId) {
-        let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
-        if let Some(chan) = chan {
+        if let Some(chan) = self.data_chan(leg) {
             let sink = Rc::clone(self) as Rc<dyn IoSink>;
             chan.submit(core, Io::new(IoOp::Reset, 0, 0, Bufs::new(), sink, NO_RUN));
         }
@@ -448,7 +482,7 @@ impl Device {
 
     fn drop_leg(&self, core: &Core, leg: LegId, reason: DropReason) {
         let Some(dropped) = self.legs.borrow_mut().remove(&leg) else { return };
-        dropped.chan.close(core);
+        dropped.chans.close(core);
         tracing::warn!(mirror = self.name, replica = dropped.replica, ?reason, "leg dropped");
         let fields = json!({ "replica": dropped.replica, "state": "out", "reason": format!("{reason:?}") });
         self.event(core, "leg", fields);
@@ -519,12 +553,11 @@ impl Device {
 impl Device {
     /// Asks a leg that has answered late whether its session still holds; its answer then counts instead.
     fn ask_again(self: &Rc<Self>, core: &Core, run: LegRun) {
-        let LegRun { leg, io, asked, .. } = run;
-        let chan = self.legs.borrow().get(&leg).map(|l| l.chan.clone());
-        let Some(chan) = chan else {
+        let LegRun { leg, io, part, asked, .. } = run;
+        let Some(chan) = self.data_chan(leg) else {
             return self.input(core, Input::LegDone { leg, io, result: Err(LegError::Gone) });
         };
-        let run = LegRun { leg, io, sent: core.clock(), asked: asked + 1 };
+        let run = LegRun { leg, io, part, sent: core.clock(), asked: asked + 1 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
         let into = smallvec::smallvec![Buf::alloc_unpooled(self.block_size as usize).into_slice()];
         chan.submit(core, Io::new(IoOp::Read, 0, 1, into, Rc::clone(self) as Rc<dyn IoSink>, tag));
@@ -550,6 +583,9 @@ impl IoSink for Device {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         let run = self.runs.borrow_mut().try_remove(tag as usize);
         let Some(run) = run else { return };
+        if status.is_success() && matches!(run.part, Part::MetaWrite) && self.flush_meta(core, run.leg, run.io) {
+            return;
+        }
         let late = core.clock().saturating_sub(run.sent) > LATE_NS;
         if status.is_success() && late && run.asked < QUESTIONS_MAX {
             return self.ask_again(core, run);
@@ -560,6 +596,13 @@ impl IoSink for Device {
             // end and its successor are told, and the leg is not waited for in vain.
             self.reset_leg(core, leg);
         }
-        self.input(core, Input::LegDone { leg, io, result });
+        match (run.part, result) {
+            (Part::MetaRead(into), Ok(())) => {
+                let mut data = vec![0; into.len()];
+                into.copy_to(0, &mut data);
+                self.input(core, Input::MetaRead { leg, io, data: data.into() });
+            }
+            (_, result) => self.input(core, Input::LegDone { leg, io, result }),
+        }
     }
 }

@@ -4,13 +4,15 @@
 //! its home ([`device::Device`]); hosts on other cores reach it by messages.
 //!
 //! *Invariants.* A leg's base device is claimed as long as the leg exists. Names of mirrors, and of replicas within one,
-//! are unique. The agent carries out swaps: an event asks, `addax_mirror_swap_answer` answers.
+//! are unique. The agent carries out swaps: an event asks, `addax_mirror_swap_answer` answers. It also decides what is
+//! inherited when a volume is opened, from what `addax_mirror_read_meta` gives it of the legs before there is a mirror.
 //!
 //! *When things fail.* A create that is refused leaves nothing behind. A base that is removed under a mirror is a lost
 //! leg, which the core's rules then handle.
 
 pub mod convert;
 pub mod device;
+mod legs;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -19,13 +21,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mirror_core::{LegId, LegInit, OpenParams, ReplicaId, SwapOutcome, VolumeId};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use mirror_core::meta::{Geometry, RegionBits};
+use mirror_core::{LegId, LegInit, MetaInit, OpenParams, ReplicaId, SwapOutcome, VolumeId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::app::App;
-use crate::bdev::registry::{Access, BdevEvent, Desc};
 use crate::bdev::{Bdev, BdevError, BdevInfo, Channel, Io, IoTypes};
 use crate::reactor::driver::NANOS_PER_MS;
 use crate::reactor::{Core, CoreId};
@@ -33,6 +37,7 @@ use crate::rpc::params::{decode, invalid_parameters};
 use crate::rpc::{Methods, RpcError, RpcResult, When};
 use convert::ConfigJson;
 use device::{Device, Table};
+use legs::{Claims, LegParams, claim};
 
 /// Adds this module's methods.
 pub fn register(m: &mut Methods) {
@@ -41,6 +46,7 @@ pub fn register(m: &mut Methods) {
     m.add("addax_mirror_add_leg", When::Runtime, |app, p| async move { add_leg(&app, p).await });
     m.add("addax_mirror_remove_leg", When::Runtime, |app, p| async move { remove_leg(&app, p).await });
     m.add("addax_mirror_swap_answer", When::Runtime, |app, p| async move { swap_answer(&app, p).await });
+    m.add("addax_mirror_read_meta", When::Runtime, |app, p| async move { legs::read_meta(&app, p).await });
     m.add("addax_mirror_close", When::Runtime, |app, p| async move { close(&app, p).await });
     m.add("addax_mirror_delete", When::Runtime, |app, p| async move { delete(&app, p).await });
 }
@@ -97,7 +103,7 @@ struct Mirror {
     block_size: u32,
     next_leg: Cell<u32>,
     /// Claims by replica.
-    claims: RefCell<BTreeMap<String, Desc>>,
+    claims: RefCell<BTreeMap<String, Claims>>,
 }
 
 #[derive(Default)]
@@ -123,15 +129,6 @@ fn leg_dropped(core: &Core, name: &str, replica: &str) {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LegParams {
-    replica: String,
-    bdev_name: String,
-    #[serde(default)]
-    local: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct CreateOptions {
     grace_ms: Option<u64>,
 }
@@ -147,6 +144,9 @@ struct Create {
     config: ConfigJson,
     legs: Vec<LegParams>,
     equalise_from: Option<String>,
+    /// With legs that have meta areas: the regions in which members may differ, one bit each from the lowest bit of the
+    /// first byte on, as base64.
+    inherited: Option<String>,
     options: Option<CreateOptions>,
 }
 
@@ -173,15 +173,15 @@ async fn create(app: &App, params: Option<Value>) -> RpcResult {
     });
     let mut entries = Vec::new();
     for (index, leg) in request.legs.iter().enumerate() {
-        let desc = claim(app, leg, &request.name, request.block_size, request.size_bytes)?;
-        entries.push((LegId(index as u32), leg.replica.clone(), Arc::clone(desc.entry())));
-        mirror.claims.borrow_mut().insert(leg.replica.clone(), desc);
+        let claims = claim(app, leg, &request.name, request.block_size, request.size_bytes)?;
+        entries.push((LegId(index as u32), leg.replica.clone(), claims.entries()));
+        mirror.claims.borrow_mut().insert(leg.replica.clone(), claims);
     }
     let name = request.name.clone();
     let opened = app.core().call(home, move |core| -> Result<(), String> {
         let mut chans = Vec::new();
-        for (leg, replica, entry) in entries {
-            chans.push((leg, replica, entry.open(core).map_err(|e| e.to_string())?));
+        for (leg, replica, entries) in entries {
+            chans.push((leg, replica, entries.open(core).map_err(|e| e.to_string())?));
         }
         let device = Device::open(core, name, params, chans).map_err(|e| e.to_string())?;
         Table::insert(core, &device);
@@ -224,8 +224,9 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
     let mut legs = Vec::new();
     for (index, leg) in request.legs.iter().enumerate() {
         let replica = ReplicaId::new(&leg.replica).map_err(|e| refuse(e.to_string()))?;
-        let (leg, local, instance) = (LegId(index as u32), leg.local, String::new());
-        legs.push(LegInit { leg, replica, local, up: true, meta: false, instance, changed: false });
+        let (meta, local) = (leg.meta_bdev_name.is_some(), leg.local);
+        let (leg, instance) = (LegId(index as u32), String::new());
+        legs.push(LegInit { leg, replica, local, up: true, meta, instance, changed: false });
     }
     let equalise_from = match &request.equalise_from {
         None => None,
@@ -241,34 +242,22 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
         config: request.config.parse(request.block_size).map_err(|e| refuse(e.to_string()))?,
         legs,
         equalise_from,
-        meta: None,
+        meta: meta_init(request)?,
         flushed: false,
         hosts_must_detach: false,
         options,
     })
 }
 
-fn claim(app: &App, leg: &LegParams, mirror: &str, block_size: u32, size_bytes: u64) -> Result<Desc, RpcError> {
-    let (on_app, name, replica) = (app.clone(), mirror.to_owned(), leg.replica.clone());
-    let desc = app.registry().open(&leg.bdev_name, Access::Exclusive("mirror"), move |event| {
-        if event == BdevEvent::Removing {
-            let (app, name, replica) = (on_app.clone(), name.clone(), replica.clone());
-            on_app.core().spawn(async move {
-                if let Err(error) = drop_leg(&app, &name, &replica).await {
-                    tracing::warn!(mirror = name, replica, ?error, "a removed base's leg did not go");
-                }
-            });
-        }
-    })?;
-    let info = desc.entry().bdev.info();
-    let bytes = info.num_blocks * u64::from(info.block_size);
-    if info.block_size != block_size || bytes < size_bytes {
-        return Err(refuse(format!(
-            "leg {:?}: {:?} has {bytes} bytes in blocks of {}, at least {size_bytes} in blocks of {block_size} are needed",
-            leg.replica, leg.bdev_name, info.block_size
-        )));
-    }
-    Ok(desc)
+/// What is inherited, in the layout of the volume's size.
+fn meta_init(request: &Create) -> Result<Option<MetaInit>, RpcError> {
+    let Some(text) = &request.inherited else { return Ok(None) };
+    let geometry = Geometry::for_volume(request.size_bytes / u64::from(request.block_size), request.block_size);
+    let regions = geometry.map_err(|e| refuse(e.to_string()))?.regions();
+    let bytes = BASE64.decode(text).map_err(|error| refuse(format!("inherited is no base64: {error}")))?;
+    let inherited = RegionBits::from_bytes(regions, &bytes);
+    let allowed = || refuse(format!("inherited has {} bytes: one bit for each of {regions} regions", bytes.len()));
+    Ok(Some(MetaInit { inherited: inherited.ok_or_else(allowed)? }))
 }
 
 #[derive(Deserialize)]
@@ -305,6 +294,7 @@ struct AddLeg {
     name: String,
     replica: String,
     bdev_name: String,
+    meta_bdev_name: Option<String>,
     #[serde(default)]
     local: bool,
 }
@@ -318,17 +308,22 @@ async fn add_leg(app: &App, params: Option<Value>) -> RpcResult {
     }
     let entry = app.registry().find(&request.name).ok_or_else(|| RpcError::errno(libc::ENODEV))?;
     let size_bytes = entry.bdev.num_blocks() * u64::from(mirror.block_size);
-    let leg = LegParams { replica: request.replica.clone(), bdev_name: request.bdev_name, local: request.local };
-    let desc = claim(app, &leg, &request.name, mirror.block_size, size_bytes)?;
-    let base = Arc::clone(desc.entry());
-    mirror.claims.borrow_mut().insert(request.replica.clone(), desc);
+    let leg = LegParams {
+        replica: request.replica.clone(),
+        bdev_name: request.bdev_name,
+        meta_bdev_name: request.meta_bdev_name,
+        local: request.local,
+    };
+    let claims = claim(app, &leg, &request.name, mirror.block_size, size_bytes)?;
+    let entries = claims.entries();
+    mirror.claims.borrow_mut().insert(request.replica.clone(), claims);
     let first = mirror.next_leg.get();
     mirror.next_leg.set((first + 1) % mirror_core::LEGS_MAX as u32);
     let name = request.name.clone();
     let added = app.core().call(mirror.home, move |core| -> Result<(), String> {
         let device = Table::find(core, &name).ok_or("the mirror is gone")?;
-        let chan = base.open(core).map_err(|e| e.to_string())?;
-        let added = device.add_leg(core, first, replica, request.local, chan);
+        let chans = entries.open(core).map_err(|e| e.to_string())?;
+        let added = device.add_leg(core, first, replica, request.local, chans);
         added.then_some(()).ok_or_else(|| format!("the mirror has {} legs already", mirror_core::LEGS_MAX))
     });
     match added.await {

@@ -90,6 +90,33 @@ impl RegionBits {
         Some(u32::try_from(at).unwrap_or(u32::MAX) * u64::BITS + word.trailing_zeros())
     }
 
+    /// One bit for each region, lowest bit of the lowest byte first.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.truncate(self.len.div_ceil(u8::BITS) as usize);
+        bytes
+    }
+
+    /// What [`Self::to_bytes`] gave for `len` regions; `None` for bytes of another length, or with a bit behind the end.
+    #[must_use]
+    pub fn from_bytes(len: u32, bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != len.div_ceil(u8::BITS) as usize {
+            return None;
+        }
+        let mut set = Self::empty(len);
+        for (byte, value) in (0u32..).zip(bytes) {
+            for bit in (0..u8::BITS).filter(|bit| value >> bit & 1 != 0) {
+                let region = byte * u8::BITS + bit;
+                if region >= len {
+                    return None;
+                }
+                set.insert(region);
+            }
+        }
+        Some(set)
+    }
+
     /// The regions in the set, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(self.next(0), |last| self.next(last + 1))
