@@ -1,6 +1,7 @@
 //! Volumes on real processes: three agents, each with an `addax-engine` of its own (`ADDAX_ENGINE`), one arbiter in
 //! memory, and SPDK's initiator (`SPDK_DIR`) as the host. Data planes are killed; the volume must open again, rebuild,
-//! and end with byte-equal replicas. Without the variables the tests say so and do nothing.
+//! and end with byte-equal replicas. Without the variables the tests say so and do nothing. What a crash of the engine
+//! costs is tested with `addax-perf`, which lies beside the engine, as the host that knows what it wrote.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -16,7 +17,9 @@ use addax_api::nqn::{replica_nqn, volume_nqn};
 use addax_proto::engine_v1 as pb;
 use blobstore_format::image::{Image, Mode};
 use blobstore_format::read::ReadFn;
+use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, Superblock, decode_bits, newest_superblock};
 use pb::event::Object;
+use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -50,6 +53,19 @@ fn stock() -> Option<(PathBuf, PathBuf)> {
         );
     }
     Some((spdk.clone()?.join("build/bin/spdk_tgt"), spdk?))
+}
+
+/// The engine, and the load generator that was built with it.
+fn engine_and_load() -> Option<(PathBuf, PathBuf)> {
+    let engine = std::env::var_os("ADDAX_ENGINE").map(PathBuf::from).filter(|program| program.exists());
+    let load = engine.as_ref().map(|engine| engine.with_file_name("addax-perf")).filter(|program| program.exists());
+    if load.is_none() {
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!("SKIPPED: ADDAX_ENGINE must name the engine, with addax-perf beside it; no crash was tested\n"),
+        );
+    }
+    Some((engine?, load?))
 }
 
 fn is_stock(program: &std::path::Path) -> bool {
@@ -113,7 +129,7 @@ impl Node {
 
     fn pid(&self) -> Option<nix::unistd::Pid> {
         let text = std::fs::read(self.dir.path().join("run/data-plane.pid")).ok()?;
-        let file: serde_json::Value = serde_json::from_slice(&text).ok()?;
+        let file: Value = serde_json::from_slice(&text).ok()?;
         Some(nix::unistd::Pid::from_raw(i32::try_from(file["pid"].as_i64()?).ok()?))
     }
 
@@ -123,15 +139,55 @@ impl Node {
 
     /// A replica's contents, read from its disk without any engine.
     fn image(&self, number: usize) -> Vec<u8> {
+        self.lvol(&replica(number))
+    }
+
+    fn lvol(&self, name: &str) -> Vec<u8> {
         let file = std::fs::File::open(self.dir.path().join("disk")).unwrap();
         let size = file.metadata().unwrap().len();
         let image =
             Image::open(ReadFn { size, read: |at, buf: &mut [u8]| file.read_exact_at(buf, at) }, Mode::AsMarked);
         let image = image.unwrap();
-        let lvol = image.find(&replica(number)).unwrap();
+        let lvol = image.find(name).unwrap();
         let mut bytes = vec![0; usize::try_from(image.size(lvol)).unwrap()];
         image.read(lvol.id, 0, &mut bytes, &()).unwrap();
         bytes
+    }
+
+    /// What a replica's meta area says: its superblock, and the regions in which members may differ.
+    fn meta(&self, number: usize) -> (Superblock, RegionBits) {
+        let bytes = self.lvol(&format!("{}-meta", replica(number)));
+        let geometry = Geometry::for_volume(SIZE / 4096, 4096).unwrap();
+        let bits = &bytes[usize::try_from(geometry.bits_start()).unwrap() * META_BLOCK_BYTES..];
+        let (set, bad) = decode_bits(&geometry, bits);
+        assert_eq!(bad, 0, "sectors of bits are damaged");
+        (newest_superblock(&bytes).unwrap(), set)
+    }
+
+    async fn rpc(&self, method: &str, params: Value) -> Value {
+        let client = addax_agent::rpc::Client::connect(&self.dir.path().join("rpc.sock")).await.unwrap();
+        client.call(method, params, Duration::from_secs(10)).await.unwrap()
+    }
+
+    /// Writes that an lvol of this node has taken.
+    async fn writes_to(&self, lvol: &str) -> u64 {
+        let lvols = self.rpc("bdev_lvol_get_lvols", Value::Null).await;
+        let found = lvols.as_array().unwrap().iter().find(|entry| entry["name"] == lvol).unwrap();
+        let stats = self.rpc("bdev_get_iostat", json!({"names": [found["uuid"]]})).await;
+        stats["bdevs"][0]["num_write_ops"].as_u64().unwrap()
+    }
+
+    /// The figures of the mirror that runs here, once they are as wanted.
+    async fn wait_mirror(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let end = tokio::time::Instant::now() + Duration::from_secs(90);
+        loop {
+            let mirror = self.rpc("addax_mirror_get", json!({"name": "v.v"})).await[0].take();
+            if holds(&mirror) {
+                return mirror;
+            }
+            assert!(tokio::time::Instant::now() < end, "never: {what}; {mirror:#}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     async fn put_disk(&self) {
@@ -293,6 +349,23 @@ impl Cluster {
         text.contains("Attached to") && text.contains("Total")
     }
 
+    /// A run of the load generator through node 0; `log` names what it knows.
+    fn load(&self, program: &std::path::Path, log: &str, words: &[&str]) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(program);
+        command.args(["verify", "--target", &self.nodes[0].data.to_string(), "--nqn", &volume_nqn("v")]);
+        command.args(["--host-nqn", HOST, "--cores", "0x2", "--no-pin", "--qd", "8", "--bs", "16k"]);
+        command.arg("--log").arg(self.nodes[0].dir.path().join(log)).args(words).kill_on_drop(true);
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command
+    }
+
+    async fn run_load(&self, program: &std::path::Path, log: &str, words: &[&str]) {
+        let mut command = self.load(program, log, words);
+        let output = tokio::time::timeout(Duration::from_secs(120), command.output()).await.unwrap().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&text));
+    }
+
     async fn close(&self, node: usize) {
         let request = pb::StopEngineRequest { volume: "v".to_owned() };
         let closed = self.nodes[node].engines().stop_engine(request).await.unwrap().into_inner();
@@ -420,4 +493,87 @@ async fn take_over(cluster: Cluster) {
     assert!(cluster.write(1).await);
     assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 2);
     cluster.finish().await;
+}
+
+const REGION: u64 = 1 << 20;
+const COLD: [&str; 4] = ["--offset", "0", "--range", "16M"];
+const HOT: [&str; 4] = ["--offset", "32M", "--range", "8M"];
+const HOT_REGIONS: u64 = 8;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_engine_costs_a_copy_of_the_dirty_regions_and_hot_ones_cost_no_meta_writes() {
+    let Some((engine, load)) = engine_and_load() else { return };
+    let _turn = TURN.lock().await;
+    start_log();
+    let cluster = Cluster::start(engine, PathBuf::new()).await;
+    let opened = cluster.open(0).await;
+    assert!(is_healthy(&opened), "{opened:#?}");
+    let write = |area: [&'static str; 4], amount: [&'static str; 2]| {
+        [&["--rw", "randwrite", "--phase", "write"][..], &area, &amount].concat()
+    };
+    // What is idle gets clean again.
+    cluster.run_load(&load, "cold", &write(COLD, ["--size", "16M"])).await;
+    cluster.nodes[0].wait_mirror("clean", |mirror| mirror["live_regions"] == 0).await;
+    for number in 0..NODES {
+        let (superblock, bits) = cluster.nodes[number].meta(number);
+        assert_eq!((superblock.volume.as_str(), superblock.replica.as_str()), ("v", replica(number).as_str()));
+        assert!(superblock.epoch.0 == 1 && superblock.in_sync.len() == NODES, "{superblock:?}");
+        assert!(bits.is_empty(), "replica {number}: {} regions are set", bits.count());
+    }
+
+    let mut running = cluster.load(&load, "hot", &write(HOT, ["--time", "1h"])).spawn().unwrap();
+    cluster.nodes[0].wait_mirror("hot", |mirror| mirror["live_regions"] == HOT_REGIONS).await;
+    cost_no_meta_writes_while_hot(&cluster).await;
+
+    // The engine dies under load, and with it the process of one of the replicas.
+    cluster.nodes[0].kill_data_plane();
+    let mut dirty = RegionBits::empty(u32::try_from(SIZE / REGION).unwrap());
+    (0..NODES).for_each(|number| dirty.union_with(&cluster.nodes[number].meta(number).1));
+    assert!((1..=HOT_REGIONS).contains(&u64::from(dirty.count())), "{} regions are set", dirty.count());
+    let again = cluster.nodes[0].wait_engine("open again", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
+    assert!(is_healthy(&again), "nobody may leave: {again:#?}");
+    assert_eq!(again.config_number, opened.config_number);
+    let equal = cluster.nodes[0].wait_mirror("equal", |mirror| mirror["inherited_regions"] == 0).await;
+    let copied = equal["copied_blocks"].as_u64().unwrap() * 4096;
+    let most = u64::from(dirty.count()) * REGION * (NODES as u64 - 1);
+    assert!((1..=most).contains(&copied), "{copied} bytes were copied for {} dirty regions", dirty.count());
+    // The host goes on by itself.
+    wait_for_writes(&cluster, 100).await;
+    running.kill().await.unwrap();
+
+    let check = |area: [&'static str; 4]| [&["--phase", "check", "--written-only"][..], &area].concat();
+    cluster.run_load(&load, "cold", &check(COLD)).await;
+    cluster.run_load(&load, "hot", &check(HOT)).await;
+    cluster.close(0).await;
+    cluster.assert_equal_images();
+    cluster.finish().await;
+}
+
+/// Many writes to regions that are live already: no bit is written for them.
+async fn cost_no_meta_writes_while_hot(cluster: &Cluster) {
+    let before = meta_writes(cluster).await;
+    wait_for_writes(cluster, 500).await;
+    assert_eq!(meta_writes(cluster).await, before);
+    assert!(before.iter().all(|count| *count > 0), "{before:?}");
+}
+
+/// Waits until a replica has taken so many writes more.
+async fn wait_for_writes(cluster: &Cluster, count: u64) {
+    let (node, lvol) = (&cluster.nodes[1], replica(1));
+    let begin = node.writes_to(&lvol).await;
+    let end = tokio::time::Instant::now() + Duration::from_secs(60);
+    while node.writes_to(&lvol).await < begin + count {
+        assert!(tokio::time::Instant::now() < end, "the load does not write");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Meta writes so far, by the mirror and by what each replica's meta lvol has taken.
+async fn meta_writes(cluster: &Cluster) -> Vec<u64> {
+    let mirror = cluster.nodes[0].wait_mirror("open", |mirror| mirror["state"] == "open").await;
+    let mut counts = vec![mirror["meta_writes"].as_u64().unwrap()];
+    for number in 0..NODES {
+        counts.push(cluster.nodes[number].writes_to(&format!("{}-meta", replica(number))).await);
+    }
+    counts
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::fake_plane::{Fabric, FakeLvol, FakePlane};
 use crate::supervise;
+use serde_json::json;
 
 struct Node {
     shutdown: CancellationToken,
@@ -441,6 +442,7 @@ async fn a_remote_disk_is_away_while_its_target_is() {
     node.plane.lock().unwrap().reach(&target, "127.0.0.1", 4420);
     let mut subsystem = crate::fake_plane::FakeSubsystem::default();
     subsystem.hosts.insert(addax_api::nqn::disk_host_nqn("n", "far"));
+    subsystem.namespaces.push(json!({"nsid": 1, "bdev_name": "far"}));
     target.state.lock().unwrap().subsystems.insert("nqn.far".to_owned(), subsystem);
     let path = node.file("d").display().to_string();
     node.with_plane(|plane| plane.bases.insert("dn.farn1".to_owned(), path));

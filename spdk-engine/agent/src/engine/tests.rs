@@ -8,6 +8,9 @@ use crate::server::Services;
 use crate::state::DiskStore;
 use crate::supervise;
 use addax_api::VolumeConfig;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use mirror_core::meta::RegionBits;
 use serde_json::json;
 
 const SIZE: u64 = 1 << 20;
@@ -70,6 +73,13 @@ impl Node {
         self.shutdown = CancellationToken::new();
         let status = self.status.subscribe();
         self.services = parts(self.dir.path(), self.data, status, arbiter, &self.shutdown).await;
+    }
+
+    /// What the last mirror here was made of.
+    fn created(&self) -> serde_json::Value {
+        let state = self.plane.state.lock().unwrap();
+        let made = state.calls.iter().rev().find(|(method, _)| method == "addax_mirror_create");
+        made.unwrap().1.clone()
     }
 
     async fn add_replica(&self, name: &str) {
@@ -329,12 +339,32 @@ async fn a_restarted_data_plane_reopens_by_itself_with_a_new_epoch() {
     cluster.nodes[0].restart_plane().await;
     let second = cluster.nodes[0].wait_engine("epoch 2", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
     assert_ne!(first.engine_instance, second.engine_instance);
-    // Unclean: one stays a member, the others are copied.
+    // Unclean: all stay members. Their meta areas hold nothing of the last engine, so every region may differ.
+    let record = cluster.arbiter.get("v").unwrap();
+    assert_eq!((record.in_sync.len(), record.rebuilding.len()), (3, 0));
+    let created = cluster.nodes[0].created();
+    let regions = RegionBits::full(u32::try_from(SIZE.div_ceil(1 << 20)).unwrap());
+    assert_eq!(created["inherited"], json!(BASE64.encode(regions.to_bytes())));
+    assert_eq!(created["legs"][1]["meta_bdev_name"], json!("m.v.v-r-1.2n2"));
+    let controllers: Vec<String> = cluster.nodes[0].plane.state.lock().unwrap().controllers.keys().cloned().collect();
+    assert_eq!(controllers, ["m.v.v-r-0.2", "m.v.v-r-1.2", "m.v.v-r-2.2"]);
+}
+
+#[tokio::test]
+async fn members_without_a_meta_area_are_copied_from_one_that_has_one() {
+    let mut cluster = cluster(3).await;
+    for node in &cluster.nodes {
+        let mut state = node.plane.state.lock().unwrap();
+        state.subsystems.values_mut().for_each(|subsystem| subsystem.namespaces.retain(|ns| ns["nsid"] == 1));
+    }
+    cluster.open(0).await;
+    assert!(cluster.nodes[0].created().get("inherited").is_none(), "there was nothing to keep bits in");
+    // The new data plane exports what the record says: the local replica with its meta area.
+    cluster.nodes[0].restart_plane().await;
+    cluster.nodes[0].wait_engine("epoch 2", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
     let record = cluster.arbiter.get("v").unwrap();
     assert_eq!((record.in_sync.len(), record.rebuilding.len()), (1, 2));
     assert!(record.in_sync.iter().any(|replica| replica.as_str() == "v-r-0"), "the local one is the source");
-    let controllers: Vec<String> = cluster.nodes[0].plane.state.lock().unwrap().controllers.keys().cloned().collect();
-    assert_eq!(controllers, ["m.v.v-r-0.2", "m.v.v-r-1.2", "m.v.v-r-2.2"]);
 }
 
 /// No session begins at a stock data plane before the old one was drained there.
@@ -421,7 +451,7 @@ async fn a_volume_that_could_not_be_closed_is_served_again_or_opened_anew() {
     assert!(told.message.contains("being closed"), "{}", told.message);
     set("closed");
     let again = node.wait_engine("open anew", |engine| engine.epoch == 2 && engine.state() == pb::State::Running).await;
-    assert_eq!(in_sync(&cluster.arbiter).len(), 1, "{again:?}");
+    assert_eq!(in_sync(&cluster.arbiter).len(), 2, "{again:?}");
     node.plane.state.lock().unwrap().failing.clear();
     node.services.engines.stop("v").await.unwrap();
 }
