@@ -277,11 +277,16 @@ struct Cluster {
 
 impl Cluster {
     async fn start(engine: PathBuf, spdk: PathBuf) -> Self {
+        Self::start_mixed(vec![engine; NODES], spdk).await
+    }
+
+    /// With a data plane of its own kind for each node.
+    async fn start_mixed(programs: Vec<PathBuf>, spdk: PathBuf) -> Self {
         let arbiter = MemoryArbiter::default();
-        let depth = if is_stock(&engine) { "1" } else { "8" };
+        let depth = if is_stock(&programs[0]) { "1" } else { "8" };
         let mut nodes = Vec::new();
-        for number in 0..NODES {
-            let node = Node::start(number, engine.clone(), Arc::new(arbiter.clone())).await;
+        for (number, program) in programs.into_iter().enumerate() {
+            let node = Node::start(number, program, Arc::new(arbiter.clone())).await;
             node.wait_up().await;
             node.put_disk().await;
             let request = pb::StartReplicaRequest {
@@ -504,8 +509,18 @@ const HOT_REGIONS: u64 = 8;
 async fn a_killed_engine_costs_a_copy_of_the_dirty_regions_and_hot_ones_cost_no_meta_writes() {
     let Some((engine, load)) = engine_and_load() else { return };
     let _turn = TURN.lock().await;
+    cost_the_dirty_regions(Cluster::start(engine, PathBuf::new()).await, load).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn meta_areas_on_stock_data_planes_serve_a_killed_engine_as_well() {
+    let (Some((engine, load)), Some((target, spdk))) = (engine_and_load(), stock()) else { return };
+    let _turn = TURN.lock().await;
+    cost_the_dirty_regions(Cluster::start_mixed(vec![engine, target.clone(), target], spdk).await, load).await;
+}
+
+async fn cost_the_dirty_regions(cluster: Cluster, load: PathBuf) {
     start_log();
-    let cluster = Cluster::start(engine, PathBuf::new()).await;
     let opened = cluster.open(0).await;
     assert!(is_healthy(&opened), "{opened:#?}");
     let write = |area: [&'static str; 4], amount: [&'static str; 2]| {
