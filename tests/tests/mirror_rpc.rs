@@ -104,3 +104,70 @@ fn bad_parameters_are_refused_and_leave_nothing() {
     }
     assert_eq!(engine.rpc("addax_mirror_create", good).unwrap(), json!("V"));
 }
+
+#[test]
+fn legs_with_meta_areas_keep_bits_and_superblocks_that_can_be_read() {
+    let engine = Engine::start(&["-m", "0x1"]).unwrap();
+    for name in ["a", "b"] {
+        for (device, blocks) in [(format!("M{name}"), SIZE / 4096), (format!("T{name}"), 64)] {
+            let device = json!({"name": device, "num_blocks": blocks, "block_size": 4096});
+            engine.rpc("bdev_malloc_create", device).unwrap();
+        }
+    }
+    engine.rpc("bdev_malloc_create", json!({"name": "small", "num_blocks": 1, "block_size": 4096})).unwrap();
+    let leg = |name: &str| json!({"replica": name, "bdev_name": format!("M{name}"), "meta_bdev_name": format!("T{name}")});
+    let regions = SIZE.div_ceil(1 << 20);
+    let mut inherited = vec![0; usize::try_from(regions.div_ceil(8)).unwrap()];
+    inherited[0] = 1;
+    let good = json!({"name": "V", "uuid": "5c0a2f8e-8d6e-4b8e-9a52-3e1f6a7b9c02", "volume": "v", "block_size": 4096,
+        "size_bytes": SIZE, "config": config(&["a", "b"], &[]), "legs": [leg("a"), leg("b")],
+        "inherited": BASE64.encode(&inherited)});
+    let small = json!({"replica": "a", "bdev_name": "Ma", "meta_bdev_name": "small"});
+    let bad = [
+        ("legs", json!([small, leg("b")]), "small"),
+        ("inherited", json!(""), "inherited"),
+        ("inherited", json!("%"), "base64"),
+        ("equalise_from", json!("a"), "equalise_from"),
+    ];
+    for (field, value, expected) in bad {
+        let mut request = good.clone();
+        request[field] = value;
+        let error = engine.rpc("addax_mirror_create", request).unwrap_err().to_string();
+        assert!(error.contains(expected), "{field}: {error}");
+    }
+    let read = |name: &str, block: u64, blocks: u64| {
+        engine.rpc("addax_mirror_read_meta", json!({"bdev_name": name, "block": block, "blocks": blocks}))
+    };
+    let is_new = |data: Vec<u8>| data.len() == 2 * 4096 && data.iter().all(|byte| *byte == 0);
+    let bytes = |answer: Value| BASE64.decode(answer["data"].as_str().unwrap()).unwrap();
+    assert!(is_new(bytes(read("Ta", 0, 2).unwrap())), "what was refused has written");
+    for (block, blocks) in [(0, 0), (63, 2), (0, 257), (u64::MAX, 1)] {
+        read("Ta", block, blocks).unwrap_err();
+    }
+
+    engine.rpc("addax_mirror_create", good).unwrap();
+    let mirror = || engine.rpc("addax_mirror_get", json!({"name": "V"})).unwrap()[0].clone();
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while mirror()["inherited_regions"] != json!(0) {
+        assert!(std::time::Instant::now() < end, "never equal: {}", mirror());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    // The one region that was inherited, to the one other member.
+    assert_eq!(mirror()["copied_blocks"], json!((1 << 20) / 4096));
+    let metas: Vec<Value> = mirror()["legs"].as_array().unwrap().iter().map(|leg| leg["meta_bdev_name"].clone()).collect();
+    assert!(metas.contains(&json!("Ta")) && metas.contains(&json!("Tb")), "{metas:?}");
+    assert!(read("Ta", 0, 2).is_ok(), "reading needs no claim");
+    let mut seen = 0;
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(|| engine.rpc("addax_mirror_close", json!({"name": "V"})));
+        commit(&engine, &next(&engine, &mut seen, "swap"));
+        closing.join().unwrap().unwrap();
+    });
+    engine.rpc("addax_mirror_delete", json!({"name": "V"})).unwrap();
+    for name in ["Ta", "Tb"] {
+        let data = bytes(read(name, 0, 2).unwrap());
+        assert!(data.chunks(4096).any(|slot| slot.starts_with(b"ADDAXSB1")), "no superblock on {name}");
+    }
+    let bases = engine.rpc("bdev_get_bdevs", Value::Null).unwrap();
+    assert!(bases.as_array().unwrap().iter().all(|b| b["claimed"] == json!(false)), "claims are left");
+}

@@ -240,9 +240,7 @@ impl<'a> Run<'a> {
 
     fn read_meta(&mut self, leg: LegId, block: u64, blocks: u32) {
         let device = match (&self.config, self.legs.get(&leg)) {
-            (Some(config), Some(replica)) => {
-                build::meta_bdev(&self.identity(config, config.epoch.0), replica.as_str())
-            }
+            (Some(config), Some(replica)) => build::meta_bdev(&self.identity(config, config.epoch.0), replica.as_str()),
             _ => return,
         };
         let client = &self.attempt.plane.client;

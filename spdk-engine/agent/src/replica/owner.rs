@@ -396,7 +396,8 @@ impl Owner {
     }
 
     async fn destroy(&self, disk: &ReadyDisk) -> Result<(), AgentError> {
-        let known = |lvol: Option<Uuid>, name: &str| lvol.map_or_else(|| disk.lvol_alias(name), |uuid| uuid.to_string());
+        let known =
+            |lvol: Option<Uuid>, name: &str| lvol.map_or_else(|| disk.lvol_alias(name), |uuid| uuid.to_string());
         let meta_name = meta_lvol_name(&self.name);
         let (data, meta) = match &self.record {
             Some(record) if record.lvstore != disk.store => return Ok(()),

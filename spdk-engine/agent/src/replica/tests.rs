@@ -475,9 +475,8 @@ fn exported(node: &Node) -> Vec<(u64, String)> {
     let names: std::collections::BTreeMap<String, String> =
         node.with_store(|store| store.lvols.iter().map(|(name, lvol)| (lvol.uuid.clone(), name.clone())).collect());
     let state = node.plane.state.lock().unwrap();
-    let namespace = |ns: &serde_json::Value| {
-        (ns["nsid"].as_u64().unwrap(), names[ns["bdev_name"].as_str().unwrap()].clone())
-    };
+    let namespace =
+        |ns: &serde_json::Value| (ns["nsid"].as_u64().unwrap(), names[ns["bdev_name"].as_str().unwrap()].clone());
     let mut all: Vec<_> = state.subsystems[NQN].namespaces.iter().map(namespace).collect();
     all.sort();
     all
