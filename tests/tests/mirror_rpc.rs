@@ -1,6 +1,8 @@
 //! The mirror device as its agent sees it: swaps asked for by events, rebuilds that join, an orderly close.
 #![allow(clippy::unwrap_used)]
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use e2e::engine::Engine;
 use serde_json::{Value, json};
 
