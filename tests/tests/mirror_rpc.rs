@@ -117,7 +117,8 @@ fn legs_with_meta_areas_keep_bits_and_superblocks_that_can_be_read() {
         }
     }
     engine.rpc("bdev_malloc_create", json!({"name": "small", "num_blocks": 1, "block_size": 4096})).unwrap();
-    let leg = |name: &str| json!({"replica": name, "bdev_name": format!("M{name}"), "meta_bdev_name": format!("T{name}")});
+    let leg =
+        |name: &str| json!({"replica": name, "bdev_name": format!("M{name}"), "meta_bdev_name": format!("T{name}")});
     let regions = SIZE.div_ceil(1 << 20);
     let mut inherited = vec![0; usize::try_from(regions.div_ceil(8)).unwrap()];
     inherited[0] = 1;
@@ -156,7 +157,8 @@ fn legs_with_meta_areas_keep_bits_and_superblocks_that_can_be_read() {
     }
     // The one region that was inherited, to the one other member.
     assert_eq!(mirror()["copied_blocks"], json!((1 << 20) / 4096));
-    let metas: Vec<Value> = mirror()["legs"].as_array().unwrap().iter().map(|leg| leg["meta_bdev_name"].clone()).collect();
+    let metas: Vec<Value> =
+        mirror()["legs"].as_array().unwrap().iter().map(|leg| leg["meta_bdev_name"].clone()).collect();
     assert!(metas.contains(&json!("Ta")) && metas.contains(&json!("Tb")), "{metas:?}");
     assert!(read("Ta", 0, 2).is_ok(), "reading needs no claim");
     let mut seen = 0;
