@@ -221,7 +221,7 @@ impl World {
 
     fn promote(&mut self, e: usize, r: usize) {
         self.process(e).promotes.retain(|p| *p != r);
-        let facts = ReplicaFacts { meta: self.bounds.bits };
+        let facts = ReplicaFacts { meta: self.bounds.bits, ..ReplicaFacts::default() };
         let result = if self.admit(e, r) { Ok(facts) } else { Err(PromoteError::Newer) };
         self.feed.push_back(Feed::Opener(e, OpenInput::Promoted { replica: replica_id(r), result }));
     }

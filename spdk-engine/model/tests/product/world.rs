@@ -261,6 +261,8 @@ impl World {
             local: false,
             up: true,
             meta: bounds.bits,
+            instance: String::new(),
+            changed: false,
         });
         let params = OpenParams {
             volume: VolumeId::new("v1").unwrap(),
@@ -269,6 +271,8 @@ impl World {
             config: record,
             legs: legs.collect(),
             equalise_from: None,
+            flushed: true,
+            hosts_must_detach: false,
             meta: bounds.bits.then(|| MetaInit { inherited: RegionBits::empty(1) }),
             options: world.options(),
         };
