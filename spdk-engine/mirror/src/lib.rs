@@ -64,16 +64,18 @@ pub mod meta;
 mod open;
 pub mod opener;
 pub mod overlap;
+mod quiet;
 mod rebuild;
 pub mod recover;
 mod regions;
 mod repair;
+mod status;
 mod wib;
 
 pub use crate::config::{
     Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
 };
-pub use crate::core::{Core, Status};
+pub use crate::core::Core;
 pub use crate::events::{
     Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit,
     MetaInit, MetaOp, Nanos, Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
@@ -83,6 +85,7 @@ pub use crate::opener::{
     MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError,
     RaisedInVain, RecordError, ReplicaFacts,
 };
+pub use crate::status::Status;
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
 pub const LEGS_MAX: usize = 16;

@@ -97,6 +97,11 @@ impl Copies {
         self.windows.iter_mut().for_each(|w| w.tried.remove(leg));
     }
 
+    /// Nothing is copied, or waits to be.
+    pub(crate) fn has_no_jobs(&self) -> bool {
+        self.jobs.is_empty() && self.is_idle()
+    }
+
     /// No window is in use.
     pub(crate) fn is_idle(&self) -> bool {
         self.windows.iter().all(|w| w.stage == Stage::Free)
