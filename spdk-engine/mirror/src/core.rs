@@ -13,8 +13,7 @@ use std::collections::VecDeque;
 use crate::config::ReplicaId;
 use crate::config::VolumeId;
 use crate::events::{
-    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, OpenParams, Options, Payload,
-    StopReason,
+    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, Payload, StopReason,
 };
 use crate::gate::Gate;
 use crate::host::HostOps;
@@ -24,6 +23,7 @@ use crate::legs::{IoEntry, IoTable, LegMask, Legs, Owner, Role};
 use crate::marks::Marks;
 use crate::open::{CoreError, check_bounds, open_legs, open_wib};
 use crate::overlap::{LockKey, LockKind, RangeLocks};
+use crate::params::{OpenParams, Options};
 use crate::rebuild::Copies;
 use crate::regions::Regions;
 use crate::repair::Repairs;

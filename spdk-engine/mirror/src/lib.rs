@@ -64,6 +64,7 @@ pub mod meta;
 mod open;
 pub mod opener;
 pub mod overlap;
+mod params;
 mod quiet;
 mod rebuild;
 pub mod recover;
@@ -77,14 +78,15 @@ pub use crate::config::{
 };
 pub use crate::core::Core;
 pub use crate::events::{
-    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit,
-    MetaInit, MetaOp, Nanos, Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
+    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, MetaOp, Nanos,
+    Op, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
 };
 pub use crate::open::CoreError;
 pub use crate::opener::{
     MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError,
     RaisedInVain, RecordError, ReplicaFacts,
 };
+pub use crate::params::{LegInit, MetaInit, OpenParams, Options};
 pub use crate::status::Status;
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.

@@ -22,10 +22,11 @@ use std::sync::Arc;
 use super::power::{Sources, is_changed, sources};
 use super::{MetaUnreadable, OpenAction, OpenEvent, Opener, Phase, members_needed};
 use crate::config::{Config, ReplicaId};
-use crate::events::{LegId, LegInit, MetaInit, Nanos};
+use crate::events::{LegId, Nanos};
 use crate::meta::{
     Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
 };
+use crate::params::{LegInit, MetaInit};
 
 /// What a member's meta area said.
 #[derive(Debug)]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::LEGS_MAX;
 use crate::config::{Config, ConfigError, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
-use crate::events::{LegId, Nanos, OpenParams, Options, SwapId, SwapOutcome};
+use crate::events::{LegId, Nanos, SwapId, SwapOutcome};
+use crate::params::{OpenParams, Options};
 
 /// Times of an opener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
