@@ -54,6 +54,7 @@ sim: ## the mirror's simulator over SEEDS (make sim SEEDS=0..20000)
 
 model: ## every state of the mirror's protocol model, all scenarios
 	$(CARGO) run --release -p mirror-model
+	$(CARGO) test --release -p mirror-model --test product -- --include-ignored
 
 lvol-crash: ## power cut after every write and flush of random programs on lvolstores, in full
 	LVOL_TESTS=full $(CARGO) test -p lvol-core --test store -- --nocapture

@@ -29,8 +29,9 @@ impl Core {
             self.life = Life::ClosingFlush { sent: LegMask::EMPTY, done: LegMask::EMPTY };
         }
         if self.life == Life::ClosingMeta && self.meta.carried && self.meta_is_settled() {
-            // Regions that are not equal yet keep their bits, and the record does not say "clean".
-            if self.inherited_left() > 0 {
+            // Regions that are not equal yet keep their bits, and the record does not say "clean". Nor does it while
+            // hosts have to detach: the next engine must refuse them too.
+            if self.inherited_left() > 0 || self.hosts_must_detach {
                 return self.closed(out);
             }
             self.life = Life::ClosingSwap;
@@ -48,7 +49,7 @@ impl Core {
             if let Some(wib) = self.wib.as_mut() {
                 wib.clear_all();
             }
-            self.meta.closing = self.inherited_left() == 0;
+            self.meta.closing = self.inherited_left() == 0 && !self.hosts_must_detach;
             self.meta.outdate();
             self.rescan = true;
         }

@@ -8,6 +8,8 @@
 //! - Every [`Action::LegIo`] gets exactly one [`Input::LegDone`] while its leg is up. When a connection is lost, one
 //!   [`Input::LegLost`] may stand for all I/O that was in flight on it; after it nothing may touch the buffers of
 //!   that I/O. `LegDone` for I/O that the core no longer knows is ignored.
+//! - A replica whose instance changed since it was promoted or since the last session has perhaps lost what was not
+//!   flushed: `LegBack` says so. Between promote and connect, the leg is given to the core as not up.
 //! - [`Input::LegBack`] is sent only on a new session, after the replica has ended and drained the old one (rule 13).
 //! - After [`Action::LegDrop`] the connection is ended and its I/O is answered (`LegDone` with any result, or one
 //!   `LegLost`); only then may the leg number be used again.
@@ -24,7 +26,6 @@
 use std::sync::Arc;
 
 use crate::config::{Config, ConfigVersion, ReplicaId};
-use crate::meta::RegionBits;
 
 /// A point in time in nanoseconds of a clock that never goes back and that runs on while the machine is suspended
 /// (rule 16). Only differences count.
@@ -365,6 +366,15 @@ pub enum Input {
         /// The replica's disk may have lost writes that were not flushed (its machine lost power).
         cache_lost: bool,
     },
+    /// A leg's replica has this instance now. Before the `LegBack` of a session with a changed one, and after `AddLeg`.
+    LegInstance {
+        /// Which.
+        leg: LegId,
+        /// See [`crate::ReplicaFacts`].
+        instance: String,
+    },
+    /// All hosts that were attached before this engine opened have detached or restarted.
+    HostsDetached,
     /// A replica refused a new session for good: it was promoted to a newer epoch (rule 13). The core stops.
     LegFenced {
         /// Which.
@@ -475,104 +485,4 @@ pub enum Action {
     /// Closed in order: everything is flushed, and the record says "clean", or, when regions are still inherited, their
     /// bits say which.
     Closed,
-}
-
-/// A leg at the time of opening.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LegInit {
-    /// Its number.
-    pub leg: LegId,
-    /// Its replica.
-    pub replica: ReplicaId,
-    /// It is on this machine.
-    pub local: bool,
-    /// It is connected; otherwise the grace window starts at the first input.
-    pub up: bool,
-    /// It has a meta area.
-    pub meta: bool,
-}
-
-/// What is known of the regions when a volume with meta areas is opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MetaInit {
-    /// Regions in which members may differ; one bit for each region of the volume.
-    pub inherited: RegionBits,
-}
-
-/// Bounds and times of a core.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// How long a lost connection is waited for (rule 12).
-    pub grace_ns: Nanos,
-    /// How long after an announced restart, and how long when most but not all members are lost at once.
-    pub grace_long_ns: Nanos,
-    /// Pause before a swap that was not settled is tried again.
-    pub swap_retry_ns: Nanos,
-    /// Most host commands in flight; more are answered [`HostError::Busy`].
-    pub max_inflight: u32,
-    /// Blocks copied at a time. 0 means 1 MiB.
-    pub copy_window_blocks: u32,
-    /// Copies at a time, over all joiners.
-    pub copy_queue_depth: u32,
-    /// Read from a member on this machine when there is one.
-    pub prefer_local: bool,
-    /// How long an answer of every member allows reads to be answered (rule 16). The same on all engines of a volume.
-    pub lease_ns: Nanos,
-    /// How long a read is held back while members do not confirm; after that the host is sent to another path.
-    pub lease_hold_ns: Nanos,
-    /// Blocks of a region: a power of two. 0 is the usual of the volume's size, which all replicas share.
-    pub region_blocks: u64,
-    /// Most live regions: so many are made equal after a crash at most, apart from those that were inherited before.
-    pub live_regions_max: u32,
-    /// How long a live region stays so without writes.
-    pub clear_idle_ns: Nanos,
-    /// The rule this core breaks on purpose.
-    #[cfg(feature = "planted-bugs")]
-    pub bug: Option<crate::PlantedBug>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            grace_ns: 1_000_000_000,
-            grace_long_ns: 10_000_000_000,
-            swap_retry_ns: 100_000_000,
-            // Eight host queues of 128, the usual most of one Linux initiator per volume.
-            max_inflight: 1024,
-            copy_window_blocks: 0,
-            copy_queue_depth: 4,
-            prefer_local: true,
-            lease_ns: 10_000_000_000,
-            // As long as the usual host waits for a command before it resets the path by itself.
-            lease_hold_ns: 30_000_000_000,
-            region_blocks: 0,
-            // 8 GiB in regions of 1 MiB: wide enough for random writes to stay hot, copied in the background in seconds.
-            live_regions_max: 8192,
-            clear_idle_ns: 5_000_000_000,
-            #[cfg(feature = "planted-bugs")]
-            bug: None,
-        }
-    }
-}
-
-/// What is needed to start a core.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OpenParams {
-    /// The volume.
-    pub volume: crate::config::VolumeId,
-    /// Bytes of a block: a power of two from 512.
-    pub block_size: u32,
-    /// Size of the volume in blocks; equals `config.size_blocks`.
-    pub num_blocks: u64,
-    /// The record as it stands at the arbiter, at this engine's own epoch.
-    pub config: Config,
-    /// One leg for every member of `S`; legs for those of `R` that are connected.
-    pub legs: Vec<LegInit>,
-    /// When set, members may be unequal (strict mode after an unclean stop): this one is copied over the other
-    /// members before any host command is served.
-    pub equalise_from: Option<LegId>,
-    /// When set, legs with a meta area keep write-intent bits and superblocks. Not together with `equalise_from`.
-    pub meta: Option<MetaInit>,
-    /// Bounds and times.
-    pub options: Options,
 }

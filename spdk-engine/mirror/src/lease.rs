@@ -36,6 +36,13 @@ pub(crate) struct Lease {
     renew: bool,
 }
 
+impl Lease {
+    /// Reads are held back, or the lease is to be renewed.
+    pub(crate) fn wants_pump(&self) -> bool {
+        self.held > 0 || self.renew
+    }
+}
+
 impl Core {
     /// Answers a read whose data is there, now or when the members have confirmed.
     pub(crate) fn answer_read(&mut self, slot: u32, out: &mut Vec<Action>) {

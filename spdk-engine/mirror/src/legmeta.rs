@@ -269,7 +269,8 @@ impl Core {
             block_size: self.block_size,
             region_blocks: wib.geometry.region_blocks(),
             state,
-            instance: String::new(),
+            // It names the instance only when it is certain to hold everything acknowledged (rule 1).
+            instance: if self.hosts_must_detach { String::new() } else { leg.instance.clone() },
             sequence,
         })
     }

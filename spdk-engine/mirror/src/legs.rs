@@ -100,6 +100,10 @@ pub(crate) struct Leg {
     pub(crate) role: Role,
     pub(crate) link: Link,
     pub(crate) eject: Option<DropReason>,
+    /// Its instance, for its superblock; empty when it has none.
+    pub(crate) instance: String,
+    /// May lack acknowledged writes (rule 1) until it was made equal.
+    pub(crate) changed: bool,
     /// May differ from the other members: is being made equal (strict mode); never a source.
     pub(crate) unequal: bool,
     /// Reads in flight, to spread them.
@@ -128,6 +132,8 @@ impl Leg {
             role,
             link,
             eject: None,
+            instance: String::new(),
+            changed: false,
             unequal: false,
             reading: 0,
             changing: 0,

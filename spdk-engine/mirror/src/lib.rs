@@ -64,25 +64,30 @@ pub mod meta;
 mod open;
 pub mod opener;
 pub mod overlap;
+mod params;
+mod quiet;
 mod rebuild;
 pub mod recover;
 mod regions;
 mod repair;
+mod status;
 mod wib;
 
 pub use crate::config::{
     Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
 };
-pub use crate::core::{Core, Status};
+pub use crate::core::Core;
 pub use crate::events::{
-    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit,
-    MetaInit, MetaOp, Nanos, Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
+    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, MetaOp, Nanos,
+    Op, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
 };
 pub use crate::open::CoreError;
 pub use crate::opener::{
     MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError,
     RaisedInVain, RecordError, ReplicaFacts,
 };
+pub use crate::params::{LegInit, MetaInit, OpenParams, Options};
+pub use crate::status::Status;
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
 pub const LEGS_MAX: usize = 16;
@@ -93,6 +98,10 @@ pub const LEGS_MAX: usize = 16;
 pub enum PlantedBug {
     /// A write is acknowledged when one member has it.
     Rule01AckFirst,
+    /// A member that may have lost acknowledged writes is a source like any other when the volume is opened.
+    Rule01AnySource,
+    /// A member that comes back without what it had not flushed stays.
+    Rule01CacheLossIgnored,
     /// Overlapping writes run at the same time.
     Rule02NoOverlapOrder,
     /// Reads do not wait for unacknowledged writes, nor writes for reads.
@@ -134,6 +143,8 @@ impl PlantedBug {
     /// All of them.
     pub const ALL: &[Self] = &[
         Self::Rule01AckFirst,
+        Self::Rule01AnySource,
+        Self::Rule01CacheLossIgnored,
         Self::Rule02NoOverlapOrder,
         Self::Rule03ReadsDoNotWait,
         Self::Rule06AckBeforeSwap,

@@ -83,7 +83,8 @@ impl Core {
             return; // Dropped already, or will be when the swap is committed.
         }
         let Some(leg) = self.legs.get(id) else { return };
-        if cache_lost && leg.has_unflushed() && !self.eject_or_drop(id, DropReason::CacheLost) {
+        let lost = cache_lost && leg.has_unflushed() && !self.bends_cache();
+        if lost && !self.eject_or_drop(id, DropReason::CacheLost) {
             self.stop(StopReason::CacheLost { leg: id }, out);
             return;
         }
@@ -91,6 +92,33 @@ impl Core {
         self.refresh_grace(now);
         let replayed = self.replay(id, out);
         out.push(Action::Event(Event::LegBack { leg: id, replayed }));
+    }
+
+    /// A replica's instance changed. What that may have cost is told by `LegBack`.
+    pub(crate) fn apply_leg_instance(&mut self, id: LegId, instance: String) {
+        if let Some(leg) = self.legs.get_mut(id) {
+            leg.instance = instance;
+            self.meta.outdate();
+        }
+    }
+
+    /// From now on the members together are the truth (rule 1).
+    pub(crate) fn apply_hosts_detached(&mut self) {
+        if std::mem::take(&mut self.hosts_must_detach) {
+            self.meta.outdate();
+        }
+    }
+
+    /// Rule 1 broken on purpose: a lost cache is not noticed.
+    fn bends_cache(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.options.bug == Some(crate::PlantedBug::Rule01CacheLossIgnored)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
     }
 
     /// A swap is under way that removes this member, or the leg is no member.

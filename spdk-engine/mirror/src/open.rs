@@ -6,10 +6,11 @@
 
 use crate::LEGS_MAX;
 use crate::config::{ConfigError, ReplicaId};
-use crate::events::{LegInit, Nanos, OpenParams};
+use crate::events::Nanos;
 use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Legs, Link, Role};
 use crate::meta::{Geometry, MetaError};
+use crate::params::{LegInit, OpenParams};
 use crate::wib::Wib;
 
 /// Most bytes of a copy window, so that buffers stay modest: 16 MiB.
@@ -133,12 +134,16 @@ pub(crate) fn geometry(size_blocks: u64, block_size: u32, region_blocks: u64) ->
 
 pub(crate) fn open_legs(params: &OpenParams, wib: Option<&Wib>) -> Result<Legs, CoreError> {
     let mut legs = Legs::new();
-    for LegInit { leg, replica, local, up, meta } in &params.legs {
+    for LegInit { leg, replica, local, up, meta, instance, changed } in &params.legs {
         let role = if params.config.in_sync.contains(replica) { Role::Member } else { Role::Announced };
         // The grace window of a leg that is not up begins with the first input, which brings the time.
         let link = if *up { Link::Up } else { Link::Lost { since: Nanos::MAX, announced: false } };
         let known = role == Role::Member || params.config.rebuilding.contains(replica);
         let mut fresh = Leg::new(*leg, replica.clone(), *local, role, link);
+        fresh.instance = instance.clone();
+        fresh.changed = *changed;
+        // What an older engine wrote there may not be flushed yet.
+        fresh.changes = u64::from(!params.flushed);
         fresh.meta = wib.filter(|_| *meta).map(|w| Box::new(LegMeta::new(w.geometry.bits_blocks())));
         if !known || !legs.insert(fresh) {
             return Err(CoreError::Leg { leg: leg.0, replica: replica.clone() });

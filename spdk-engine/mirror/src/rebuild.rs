@@ -19,7 +19,7 @@
 //! *Later.* Delta: a job asks the region stamps for its next window instead of counting up.
 
 use crate::core::{Core, Life, LockOwner};
-use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload};
+use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload, StopReason};
 use crate::legs::{Leg, LegMask, Owner, Role};
 use crate::overlap::{LockKey, LockKind};
 
@@ -95,6 +95,11 @@ impl Copies {
     /// Forgets that a leg that left could not read.
     pub(crate) fn forget_leg(&mut self, leg: LegId) {
         self.windows.iter_mut().for_each(|w| w.tried.remove(leg));
+    }
+
+    /// Nothing is copied, or waits to be.
+    pub(crate) fn has_no_jobs(&self) -> bool {
+        self.jobs.is_empty() && self.is_idle()
     }
 
     /// No window is in use.
@@ -301,6 +306,7 @@ impl Core {
                 self.copies.jobs.retain(|j| j.leg != id);
                 if let Some(leg) = self.legs.get_mut(id) {
                     leg.unequal = false;
+                    leg.changed = false;
                     if leg.role == Role::Flushing {
                         leg.role = Role::Admitted;
                     }
@@ -328,7 +334,13 @@ impl Core {
             if self.copies.windows.iter().any(|w| w.stage == Stage::Draining && stays.contains(w.target)) {
                 return;
             }
-            let Some(source) = self.legs.iter().find(|l| staying(l) && l.is_up()).map(|l| l.id) else { return };
+            let last = self.legs.iter().find(|l| staying(l)).map(|l| l.id);
+            let any_holds_all = self.legs.iter().any(|l| staying(l) && !l.changed);
+            if let Some(leg) = last.filter(|_| !any_holds_all) {
+                return self.stop(StopReason::CacheLost { leg }, out); // Rule 1: none of them is a source.
+            }
+            let ready = |l: &&Leg| staying(l) && l.is_up() && !l.changed;
+            let Some(source) = self.legs.iter().find(ready).map(|l| l.id) else { return };
             for id in unequal.iter() {
                 if id != source {
                     self.copies.begin(id);

@@ -50,11 +50,11 @@ pub enum Bug {
     /// Only the record's last owner is proved dead, and older engines are forgotten.
     Rule16LastOwnerDead,
     /// Regions that may differ are read as they are.
-    Rule18InheritedIgnored,
+    Rule18ReadInherited,
     /// Data goes out before the write-intent bit is durable on all of `S`.
     Rule18DataBeforeBits,
     /// A write-intent bit is cleared although a write is under way.
-    Rule18ClearDuringWrite,
+    Rule18ClearThoughWritten,
 }
 
 impl Bug {
@@ -81,8 +81,8 @@ impl Bug {
         Self::Rule16WaitAfterSwap,
         Self::Rule16LeaseOnCommittedSet,
         Self::Rule16LastOwnerDead,
-        Self::Rule18InheritedIgnored,
+        Self::Rule18ReadInherited,
         Self::Rule18DataBeforeBits,
-        Self::Rule18ClearDuringWrite,
+        Self::Rule18ClearThoughWritten,
     ];
 }

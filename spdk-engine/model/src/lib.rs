@@ -22,6 +22,9 @@
 //! | 16 lease | [`Step::Read`] needs every required member connected or confirmed since the last [`Step::TimePasses`]; [`Step::Decide`] with members missing needs that time or [`Step::KnowDead`] |
 //! | 18 bits | [`Step::SetBit`] on all before data; [`Step::Equalise`] before reads and writes of what is inherited; [`Step::ClearBit`] only when idle |
 //!
+//! `tests/product` does the same with the product's own opener and core, within smaller bounds: what the model says of
+//! the rules, and what that says of the code, are two things.
+//!
 //! *What looks simpler than it is.* A partition, a paused process and a hanging disk are steps that do not come. A
 //! replica's crash is [`Step::Break`]: nothing is allowed in before the next promote or session, and its disk may have
 //! done its last write or not. A fenced engine has no step of its own: it can do nothing more but [`Step::Die`]. A read

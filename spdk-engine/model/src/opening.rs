@@ -196,7 +196,7 @@ impl Mirror {
         let members = engine.config.in_sync.and(engine.promoted);
         // Rule 18: a region may differ where a member says so; without bits every region may.
         let differ = !bits || !engine.bits_read.and(members).is_empty();
-        engine.inherited = members.len() > 1 && differ && self.bug != Some(Bug::Rule18InheritedIgnored);
+        engine.inherited = members.len() > 1 && differ && self.bug != Some(Bug::Rule18ReadInherited);
         engine.phase = Phase::Serving;
         engine.legs = members.or(engine.config.rebuilding.and(engine.promoted));
         engine.promoted = Set::EMPTY;

@@ -276,7 +276,7 @@ impl Mirror {
     /// Rule 18: a bit is cleared only while no write is under way and nothing is inherited.
     pub(crate) fn clear_bit(&self, state: &State, e: usize, r: usize) -> Option<State> {
         let engine = &state.engines[e];
-        let idle = engine.job == Job::None || self.broken(Bug::Rule18ClearDuringWrite);
+        let idle = engine.job == Job::None || self.broken(Bug::Rule18ClearThoughWritten);
         let possible = state.replicas[r].bit && state.replicas[r].serves(e) && engine.legs.has(r);
         (self.bounds.bits && engine.is_serving() && idle && !engine.inherited && possible).then(|| {
             self.saw(Seen::BitCleared);

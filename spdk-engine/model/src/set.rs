@@ -21,6 +21,12 @@ impl Set {
         Self(bits & ((1 << REPLICAS) - 1))
     }
 
+    /// The set as bits.
+    #[must_use]
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
     /// Whether a replica is in it.
     #[must_use]
     pub fn has(self, replica: usize) -> bool {

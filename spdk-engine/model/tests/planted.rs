@@ -69,7 +69,7 @@ planted! {
         by [STALE];
     rule_16_a_lease_of_the_committed_set_is_found: Rule16LeaseOnCommittedSet in JOINER, by [STALE];
     rule_16_a_dead_last_owner_is_found: Rule16LastOwnerDead in Bounds { instances: 3, number: 2, ..TWO }, by [STALE];
-    rule_18_reading_what_may_differ_is_found: Rule18InheritedIgnored in TWO, by [STALE];
+    rule_18_reading_what_may_differ_is_found: Rule18ReadInherited in TWO, by [STALE];
     rule_18_data_before_bits_is_found: Rule18DataBeforeBits in Bounds { bits: true, ..TWO }, by [STALE];
-    rule_18_clearing_during_a_write_is_found: Rule18ClearDuringWrite in Bounds { bits: true, ..TWO }, by [STALE];
+    rule_18_clearing_during_a_write_is_found: Rule18ClearThoughWritten in Bounds { bits: true, ..TWO }, by [STALE];
 }

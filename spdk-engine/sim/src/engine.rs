@@ -32,6 +32,8 @@ pub(crate) const COPY_QUEUE_DEPTH: u32 = 2;
 pub(crate) struct Node {
     pub(crate) process: Option<Process>,
     pub(crate) paused_until: u64,
+    /// How long its clock has stood still: never, unless a rule is broken (rule 16).
+    pub(crate) clock_stood: u64,
     pub(crate) inbox: VecDeque<ToEngine>,
 }
 
@@ -87,6 +89,8 @@ pub(crate) struct Process {
     instance: EngineInstance,
     pub(crate) epoch: Epoch,
     pub(crate) legs: BTreeMap<LegId, LegState>,
+    /// Instances of replicas as of their last promote or session.
+    instances: BTreeMap<usize, String>,
     rpcs: BTreeMap<u64, Rpc>,
     io: BTreeMap<IoId, Flight>,
     /// The newest connection of each host; what comes on an older one is not heard (rule 17).
@@ -169,6 +173,7 @@ impl World {
             instance,
             epoch: Epoch(0),
             legs: BTreeMap::new(),
+            instances: BTreeMap::new(),
             rpcs: BTreeMap::new(),
             io: BTreeMap::new(),
             hosts: BTreeMap::new(),
@@ -233,8 +238,8 @@ impl World {
             return;
         }
         match body {
-            ToEngine::Attached { rpc, admitted, meta } => self.attached(to, rpc, Some(admitted), meta),
-            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None, false),
+            ToEngine::Attached { rpc, admitted } => self.attached(to, rpc, Some(admitted)),
+            ToEngine::RpcTimeout { rpc } => self.attached(to, rpc, None),
             ToEngine::MetaReply { conn, leg, io, reads, result } => self.meta_reply(to, conn, leg, (io, reads), result),
             ToEngine::IoReply { conn, leg, io, result } => self.io_reply(to, conn, leg, io, result),
             ToEngine::ConnLost { conn } => self.conn_lost(to, conn),
@@ -326,8 +331,13 @@ impl World {
         self.post_at(deadline, Event::Engine { to: me, body });
     }
 
+    /// What the clock of a node shows.
+    fn clock(&self, node: usize) -> u64 {
+        self.now.saturating_sub(self.nodes[node].clock_stood)
+    }
+
     pub(crate) fn feed_opener(&mut self, me: EngineRef, input: OpenInput) {
-        let now = self.now;
+        let now = self.clock(me.node);
         let Some(process) = self.process(me) else { return };
         let Job::Opening(opener) = &mut process.job else { return };
         let mut actions = Vec::new();
@@ -365,6 +375,7 @@ impl World {
             OpenAction::ReadMeta { leg, block, blocks } => self.meta_io(me, leg, None, MetaOp::Read { block, blocks }),
             OpenAction::WakeAt { at } => {
                 if at < u64::MAX {
+                    let at = at + self.nodes[me.node].clock_stood;
                     self.post_at(at, Event::Engine { to: me, body: ToEngine::Tick });
                 }
             }
@@ -387,6 +398,10 @@ impl World {
         // A connection may have come or gone since the opener heard of it.
         for leg in &mut params.legs {
             leg.up = self.process(me).and_then(|p| p.legs.get(&leg.leg)).is_some_and(|l| l.conn.is_some());
+        }
+        if params.hosts_must_detach {
+            let members: Vec<usize> = params.config.in_sync.iter().map(replica_index).collect();
+            return self.hosts_refused(&members);
         }
         let window = params.options.copy_window_blocks as usize;
         let keeps_bits = params.meta.is_some();
@@ -431,16 +446,19 @@ impl World {
         self.post(50 * MS, Event::Engine { to: me, body: ToEngine::RpcTimeout { rpc } });
     }
 
-    /// A replica's answer; `None` when none came in time.
-    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<bool>, meta: bool) {
+    /// A replica's answer; `None` when none came in time, `Some(None)` when it refuses.
+    fn attached(&mut self, me: EngineRef, rpc: u64, admitted: Option<Option<ReplicaFacts>>) {
         let Some(process) = self.process(me) else { return };
         let Some(Rpc { replica, purpose, conn }) = process.rpcs.remove(&rpc) else { return };
         let serving = matches!(process.job, Job::Serving(_));
         match purpose {
             Purpose::Promote => {
                 let result = match admitted {
-                    Some(true) => Ok(ReplicaFacts { meta }),
-                    Some(false) => Err(PromoteError::Newer),
+                    Some(Some(facts)) => {
+                        process.instances.insert(replica, facts.instance.clone());
+                        Ok(facts)
+                    }
+                    Some(None) => Err(PromoteError::Newer),
                     None => Err(PromoteError::Unreachable),
                 };
                 self.feed_opener(me, OpenInput::Promoted { replica: replica_id(replica), result });
@@ -451,17 +469,23 @@ impl World {
                 };
                 let connect = matches!(purpose, Purpose::Connect(_)) && !serving;
                 match admitted {
-                    Some(true) => {
-                        state.conn = conn;
+                    Some(Some(facts)) => {
+                        let before = process.instances.get(&replica);
+                        let changed = facts.volatile && before.is_some_and(|i| *i != facts.instance);
+                        state.meta = facts.meta;
                         process.alone = false;
-                        state.meta = meta;
                         if connect {
-                            self.feed_opener(me, OpenInput::Connected { leg, up: true });
+                            // With another instance than when it was promoted the core has to hear of it (rule 1).
+                            state.conn = conn.filter(|_| !changed);
+                            self.feed_opener(me, OpenInput::Connected { leg, up: !changed });
                         } else {
-                            self.feed_core(me, Input::LegBack { leg, cache_lost: false });
+                            state.conn = conn;
+                            process.instances.insert(replica, facts.instance.clone());
+                            self.feed_core(me, Input::LegInstance { leg, instance: facts.instance });
+                            self.feed_core(me, Input::LegBack { leg, cache_lost: changed });
                         }
                     }
-                    Some(false) if !connect => self.feed_core(me, Input::LegFenced { leg }),
+                    Some(None) if !connect => self.feed_core(me, Input::LegFenced { leg }),
                     _ if connect => self.feed_opener(me, OpenInput::Connected { leg, up: false }),
                     _ => {
                         let body = ToEngine::Reattach { leg };
@@ -470,11 +494,16 @@ impl World {
                 }
             }
             Purpose::Rejoin => {
-                if admitted == Some(true) && serving && process.leg_of(replica).is_none() {
+                if let Some(Some(ReplicaFacts { meta, instance, .. })) = admitted
+                    && serving
+                    && process.leg_of(replica).is_none()
+                {
                     let leg = process.free_leg();
+                    process.instances.insert(replica, instance.clone());
                     process.legs.insert(leg, LegState { replica, conn, dropped: false, meta });
                     let local = replica == me.node;
                     self.feed_core(me, Input::AddLeg { leg, replica: replica_id(replica), local, meta });
+                    self.feed_core(me, Input::LegInstance { leg, instance });
                 }
             }
         }
@@ -559,7 +588,7 @@ impl World {
     }
 
     pub(crate) fn feed_core(&mut self, me: EngineRef, input: Input) {
-        let now = self.now;
+        let now = self.clock(me.node);
         let Some(process) = self.process(me) else { return };
         let Job::Serving(core) = &mut process.job else { return };
         let mut actions = Vec::new();
@@ -584,7 +613,10 @@ impl World {
                 }
                 self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
             }
-            Action::WakeAt { at } => self.post_at(at.max(self.now), Event::Engine { to: me, body: ToEngine::Tick }),
+            Action::WakeAt { at } => {
+                let at = at.saturating_add(self.nodes[me.node].clock_stood).max(self.now);
+                self.post_at(at, Event::Engine { to: me, body: ToEngine::Tick });
+            }
             Action::LegDrop { leg, reason } => {
                 self.trace(|| format!("{me:?} drops {leg:?}: {reason:?}"));
                 self.drop_leg(me, leg);

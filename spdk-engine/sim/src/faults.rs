@@ -21,6 +21,10 @@ pub struct Fault {
 pub enum FaultKind {
     /// A replica's process dies and comes back; writes in flight may be half done.
     ReplicaCrash(usize),
+    /// A replica's machine loses power: a disk with a volatile cache loses or tears what was not flushed.
+    PowerLoss(usize),
+    /// All machines with replicas lose power, and so does that of the active engine.
+    Blackout,
     /// An engine cannot talk to a replica.
     Cut(usize, usize),
     /// An engine cannot talk to any replica.
@@ -29,6 +33,8 @@ pub enum FaultKind {
     HostBreak(usize),
     /// The active engine's node and one replica are parted from everything else; the manager opens the volume elsewhere.
     Partition(usize),
+    /// The same, and the node is suspended for the first half of it.
+    SuspendParted(usize),
     /// The connection of the active engine to a replica breaks once.
     Break(usize),
     /// An engine cannot talk to the arbiter.
@@ -65,7 +71,7 @@ pub(crate) fn draw(
     let mut faults: Vec<Fault> = (0..count)
         .map(|_| {
             let (engine, replica) = (rng.index(engines), rng.index(replicas));
-            let kind = match rng.range(0, 38) {
+            let kind = match rng.range(0, 44) {
                 0..=5 => FaultKind::ReplicaCrash(replica),
                 6..=8 => FaultKind::Cut(engine, replica),
                 9 => FaultKind::CutAll(engine),
@@ -82,6 +88,9 @@ pub(crate) fn draw(
                 29 => FaultKind::Full(replica),
                 30 => FaultKind::Remove(replica),
                 31..=33 => FaultKind::Partition(replica),
+                34 => FaultKind::SuspendParted(replica),
+                35..=38 => FaultKind::PowerLoss(replica),
+                39 if rng.permille(500) => FaultKind::Blackout,
                 _ => FaultKind::HostBreak(rng.index(hosts)),
             };
             let long = rng.permille(300);

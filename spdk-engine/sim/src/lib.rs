@@ -19,7 +19,7 @@
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
 //!
-//! *What is not simulated yet.* Power loss of volatile caches, snapshots, resizing.
+//! *What is not simulated yet.* snapshots, resizing.
 //!
 //! *When a run fails* it says why, with the seed; [`shrink`] then looks for a run with fewer faults and commands
 //! that fails too.
@@ -29,6 +29,7 @@
 
 mod arbiter;
 mod client;
+mod disk;
 mod engine;
 mod faults;
 pub mod history;

@@ -10,6 +10,8 @@ use mirror_core::Op;
 
 use crate::engine::{Job, Process};
 use crate::faults::MS;
+use crate::model_bug::ModelBug;
+use crate::replica::Replica;
 use crate::world::{BLOCKS, ENGINES, EngineRef, Event, REPLICAS, ToEngine, World};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -123,7 +125,11 @@ impl World {
 
     pub(crate) fn pause_active(&mut self, until: u64) {
         if let Some(active) = self.manager.active {
+            let stands = until.saturating_sub(self.nodes[active.node].paused_until.max(self.now));
             self.nodes[active.node].paused_until = until;
+            if self.breaks(ModelBug::Rule16ClockStops) {
+                self.nodes[active.node].clock_stood += stands;
+            }
             self.post_at(until, Event::Resume { node: active.node });
         }
     }
@@ -133,6 +139,18 @@ impl World {
             self.manager.closing = Some((active, self.now + CLOSE_NS));
             self.post(0, Event::Engine { to: active, body: ToEngine::Close });
         }
+    }
+
+    /// The engine says that hosts must detach: acknowledged writes may be lost with the power of all members (rule 1).
+    /// Hosts start anew and remember nothing, so the run ends here.
+    pub(crate) fn hosts_refused(&mut self, members: &[usize]) {
+        let excused = |r: &Replica| r.media.volatile && (r.starts > 1 || r.meta_unread);
+        let spared = members.iter().find(|r| !excused(&self.replicas[**r]));
+        if let Some(r) = spared {
+            return self.fail(format!("hosts must detach although r{r} never lost anything"));
+        }
+        self.outcome.refusals += 1;
+        self.manager.phase = Phase::Done;
     }
 
     pub(crate) fn closed(&mut self, engine: EngineRef) {
@@ -151,8 +169,8 @@ impl World {
             self.fail(what);
         }
         for r in 1..REPLICAS {
-            if self.replicas[r].blocks != self.replicas[0].blocks {
-                let (a, b) = (&self.replicas[0].blocks, &self.replicas[r].blocks);
+            let (a, b) = (self.replicas[0].media.blocks(), self.replicas[r].media.blocks());
+            if a != b {
                 let what = format!("r0 and r{r} differ after a clean close: {a:?} {b:?}");
                 self.fail(what);
             }

@@ -15,6 +15,8 @@ pub enum ModelBug {
     Rule13NoDrain,
     /// A replica answers a promote before the epoch is durable: a restart forgets it.
     Rule14EpochForgotten,
+    /// The clock of an engine stands still while its machine is suspended.
+    Rule16ClockStops,
     /// The target still executes what arrives late on a connection that its host has replaced.
     Rule17LateCommands,
 }
@@ -26,6 +28,7 @@ impl ModelBug {
         Self::Rule05UnmapIsAHint,
         Self::Rule13NoDrain,
         Self::Rule14EpochForgotten,
+        Self::Rule16ClockStops,
         Self::Rule17LateCommands,
     ];
 }

@@ -7,8 +7,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, decode_bits};
-use mirror_core::{EngineInstance, Epoch, LegError, MetaOp, Op};
+use mirror_core::{EngineInstance, Epoch, LegError, MetaOp, Op, ReplicaFacts};
 
+use crate::disk::Disk;
 use crate::model_bug::ModelBug;
 use crate::rng::Rng;
 use crate::world::{ConnId, EngineRef};
@@ -43,9 +44,13 @@ pub(crate) struct Attach {
 #[derive(Debug)]
 pub(crate) struct Replica {
     pub(crate) up: bool,
-    pub(crate) blocks: Vec<u64>,
+    pub(crate) media: Disk,
+    /// Starts of its machine; part of the name of its instance (rule 1).
+    pub(crate) starts: u32,
     /// The meta area; empty when the replica has none.
     pub(crate) meta: Vec<u8>,
+    /// Its meta area could not be read once.
+    pub(crate) meta_unread: bool,
     /// Regions written since the last flush.
     pub(crate) unflushed: BTreeSet<u32>,
     pub(crate) epoch: Epoch,
@@ -73,11 +78,13 @@ pub(crate) enum Admission {
 }
 
 impl Replica {
-    pub(crate) fn new(blocks: usize, meta_blocks: u64) -> Self {
+    pub(crate) fn new(blocks: usize, meta_blocks: u64, volatile: bool) -> Self {
         Self {
             up: true,
-            blocks: vec![0; blocks],
+            media: Disk::new(blocks, volatile),
+            starts: 1,
             meta: vec![0; usize::try_from(meta_blocks).unwrap_or(0) * META_BLOCK_BYTES],
+            meta_unread: false,
             unflushed: BTreeSet::new(),
             epoch: Epoch(0),
             instance: None,
@@ -118,9 +125,10 @@ impl Replica {
         let (from, to) = (usize::try_from(io.lba).unwrap_or(0), usize::try_from(io.lba).unwrap_or(0) + io.data.len());
         match io.op {
             Op::Read if now < self.read_errors_until => Err(LegError::Media),
-            Op::Read => Ok(self.blocks[from..to].to_vec()),
+            Op::Read => Ok(self.media.read(from, to - from)),
             Op::Flush => {
                 self.unflushed.clear();
+                self.media.flush();
                 Ok(Vec::new())
             }
             Op::Write { .. } | Op::Unmap | Op::WriteZeroes => {
@@ -132,10 +140,24 @@ impl Replica {
                     None
                 };
                 // A write that fails may have been done in part.
-                self.store(from, &io.data, error.is_some() || (hints && io.op == Op::Unmap), rng);
+                let durable = io.op == Op::Write { fua: true };
+                self.store(from, &io.data, error.is_some() || (hints && io.op == Op::Unmap), durable, rng);
                 error.map_or(Ok(Vec::new()), Err)
             }
         }
+    }
+
+    /// What it tells of itself to whoever promotes or attaches.
+    pub(crate) fn facts(&self) -> ReplicaFacts {
+        let instance = format!("start-{}", self.starts);
+        ReplicaFacts { meta: self.has_meta(), volatile: self.media.volatile, instance }
+    }
+
+    /// The machine loses power: the process dies, and what was cached is gone.
+    pub(crate) fn lose_power(&mut self, rng: &mut Rng) {
+        self.crash(rng);
+        self.starts += 1;
+        self.media.lose_power(rng);
     }
 
     pub(crate) fn has_meta(&self) -> bool {
@@ -151,7 +173,10 @@ impl Replica {
     /// Executes an I/O on the meta area whose time is over. Reads return bytes.
     pub(crate) fn execute_meta(&mut self, op: &MetaOp, now: u64, rng: &mut Rng) -> Result<Arc<[u8]>, LegError> {
         match op {
-            MetaOp::Read { .. } if now < self.read_errors_until => Err(LegError::Media),
+            MetaOp::Read { .. } if now < self.read_errors_until => {
+                self.meta_unread = true;
+                Err(LegError::Media)
+            }
             MetaOp::Read { block, blocks } => {
                 let from = usize::try_from(*block).unwrap_or(usize::MAX).saturating_mul(META_BLOCK_BYTES);
                 let bytes = self.meta.get(from..from + *blocks as usize * META_BLOCK_BYTES);
@@ -178,10 +203,10 @@ impl Replica {
         }
     }
 
-    fn store(&mut self, from: usize, data: &[u64], partly: bool, rng: &mut Rng) {
+    fn store(&mut self, from: usize, data: &[u64], partly: bool, durable: bool, rng: &mut Rng) {
         for (i, value) in data.iter().enumerate() {
             if !partly || rng.permille(500) {
-                self.blocks[from + i] = *value;
+                self.media.write(from + i, *value, durable);
             }
         }
     }
@@ -196,7 +221,7 @@ impl Replica {
             if let Some(MetaOp::Write { block, data }) = &io.meta {
                 self.store_meta(*block, data, true, rng);
             } else if io.meta.is_none() && io.op.changes_blocks() {
-                self.store(usize::try_from(io.lba).unwrap_or(0), &io.data, true, rng);
+                self.store(usize::try_from(io.lba).unwrap_or(0), &io.data, true, false, rng);
             }
         }
     }

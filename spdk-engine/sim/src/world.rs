@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use mirror_core::{
     Config, ConfigNumber, ConfigVersion, EngineInstance, Epoch, HostId, HostResult, IoId, LegError, LegId, Lineage,
-    MetaOp, Op, RaisedInVain, ReplicaId, SwapId, SwapOutcome,
+    MetaOp, Op, RaisedInVain, ReplicaFacts, ReplicaId, SwapId, SwapOutcome,
 };
 
 use mirror_core::meta::Geometry;
@@ -98,6 +98,8 @@ pub struct Outcome {
     pub joins: u32,
     /// Members that left.
     pub leaves: u32,
+    /// Runs that ended with hosts that had to detach, as all members had lost acknowledged writes.
+    pub refusals: u32,
     /// Swaps of unknown outcome.
     pub unknown_swaps: u32,
     /// Writes to meta areas.
@@ -168,7 +170,7 @@ pub(crate) enum ToArbiter {
 
 #[derive(Debug, Clone)]
 pub(crate) enum ToEngine {
-    Attached { rpc: u64, admitted: bool, meta: bool },
+    Attached { rpc: u64, admitted: Option<ReplicaFacts> },
     MetaReply { conn: ConnId, leg: LegId, io: Option<IoId>, reads: bool, result: Result<Arc<[u8]>, LegError> },
     IoReply { conn: ConnId, leg: LegId, io: IoId, result: Result<Vec<u64>, LegError> },
     ConnLost { conn: ConnId },
@@ -325,6 +327,8 @@ impl World {
         // Mostly all replicas have a meta area, sometimes some, sometimes none.
         let (all, none) = (rng.permille(800), rng.permille(500));
         let geometry = layout();
+        // Without meta areas nobody can tell what a volatile cache has lost.
+        let volatile = all && rng.permille(500);
         let meta: Vec<u64> =
             (0..REPLICAS).map(|_| if all || (!none && rng.permille(600)) { geometry.blocks() } else { 0 }).collect();
         let record = Config {
@@ -355,7 +359,7 @@ impl World {
             next_id: 1,
             next_stamp: FIRST_STAMP,
             arbiter: Arbiter { record },
-            replicas: meta.into_iter().map(|blocks| Replica::new(BLOCKS as usize, blocks)).collect(),
+            replicas: meta.into_iter().map(|blocks| Replica::new(BLOCKS as usize, blocks, volatile)).collect(),
             nodes: (0..ENGINES).map(|_| Node::default()).collect(),
             clients,
             depth,
@@ -510,7 +514,7 @@ impl World {
                 match self.replicas[r].admit(epoch, &instance) {
                     Admission::Fenced => {
                         self.trace(|| format!("r{r} refuses {instance} of epoch {epoch}"));
-                        self.send_engine(from, r, ToEngine::Attached { rpc, admitted: false, meta: false });
+                        self.send_engine(from, r, ToEngine::Attached { rpc, admitted: None });
                     }
                     Admission::Draining => {
                         let newest = self.replicas[r].admitted_max.max(epoch);
@@ -575,8 +579,8 @@ impl World {
             if let Some(conn) = attach.conn {
                 self.replicas[r].session = Some((conn, attach.from));
             }
-            let meta = self.replicas[r].has_meta();
-            self.send_engine(attach.from, r, ToEngine::Attached { rpc: attach.rpc, admitted: true, meta });
+            let admitted = Some(self.replicas[r].facts());
+            self.send_engine(attach.from, r, ToEngine::Attached { rpc: attach.rpc, admitted });
         }
     }
 
@@ -635,11 +639,20 @@ impl World {
         let until = self.now + fault.for_ns;
         self.trace(|| format!("fault {:?} for {} ms", fault.kind, fault.for_ns / MS));
         match fault.kind {
-            FaultKind::ReplicaCrash(r) => self.crash_replica(r, fault.for_ns),
+            FaultKind::ReplicaCrash(r) => self.crash_replica(r, fault.for_ns, false),
+            FaultKind::PowerLoss(r) => self.crash_replica(r, fault.for_ns, true),
+            FaultKind::Blackout => {
+                (0..REPLICAS).for_each(|r| self.crash_replica(r, fault.for_ns, true));
+                self.crash_active();
+            }
             FaultKind::Cut(e, r) => self.cut_until[e][r] = until,
             FaultKind::CutAll(e) => self.cut_until[e] = [until; REPLICAS],
             FaultKind::HostBreak(client) => self.break_host(client),
             FaultKind::Partition(r) => self.part_active(r, until),
+            FaultKind::SuspendParted(r) => {
+                self.part_active(r, until);
+                self.pause_active(self.now + fault.for_ns / 2);
+            }
             FaultKind::Break(r) => {
                 if let Some((conn, owner)) = self.replicas[r].session.take() {
                     self.lose_conn(owner, conn);
@@ -677,15 +690,23 @@ impl World {
         self.manager.doubt();
     }
 
-    fn crash_replica(&mut self, r: usize, for_ns: u64) {
+    fn crash_replica(&mut self, r: usize, for_ns: u64, power: bool) {
         if !self.replicas[r].up {
+            // Its process is down; the machine may lose power all the same.
+            if power {
+                self.replicas[r].lose_power(&mut self.rng);
+            }
             return;
         }
         if let Some((conn, owner)) = self.replicas[r].session {
             self.lose_conn(owner, conn);
         }
         let rng = &mut self.rng;
-        self.replicas[r].crash(rng);
+        if power {
+            self.replicas[r].lose_power(rng);
+        } else {
+            self.replicas[r].crash(rng);
+        }
         if self.breaks(ModelBug::Rule14EpochForgotten) {
             self.replicas[r].epoch = Epoch(0);
             self.replicas[r].instance = None;

@@ -224,7 +224,8 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
     let mut legs = Vec::new();
     for (index, leg) in request.legs.iter().enumerate() {
         let replica = ReplicaId::new(&leg.replica).map_err(|e| refuse(e.to_string()))?;
-        legs.push(LegInit { leg: LegId(index as u32), replica, local: leg.local, up: true, meta: false });
+        let (leg, local, instance) = (LegId(index as u32), leg.local, String::new());
+        legs.push(LegInit { leg, replica, local, up: true, meta: false, instance, changed: false });
     }
     let equalise_from = match &request.equalise_from {
         None => None,
@@ -241,6 +242,8 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
         legs,
         equalise_from,
         meta: None,
+        flushed: false,
+        hosts_must_detach: false,
         options,
     })
 }

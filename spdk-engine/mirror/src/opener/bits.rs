@@ -19,12 +19,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::power::{Sources, is_changed, sources};
 use super::{MetaUnreadable, OpenAction, OpenEvent, Opener, Phase, members_needed};
 use crate::config::{Config, ReplicaId};
-use crate::events::{LegId, LegInit, MetaInit, Nanos};
+use crate::events::{LegId, Nanos};
 use crate::meta::{
     Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
 };
+use crate::params::{LegInit, MetaInit};
 
 /// What a member's meta area said.
 #[derive(Debug)]
@@ -84,11 +86,14 @@ impl Opener {
     }
 
     /// Takes bits that are the last engine's; else every region may differ.
-    fn judge_bits(&self, replica: &ReplicaId, bytes: &[u8], out: &mut Vec<OpenAction>) -> MemberBits {
+    fn judge_bits(&mut self, replica: &ReplicaId, bytes: &[u8], out: &mut Vec<OpenAction>) -> MemberBits {
         let Some(geometry) = self.geometry() else { return MemberBits::Unreadable };
         let slots = SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES;
         let superblock = newest_superblock(bytes.get(..slots).unwrap_or_default());
-        let trusted = superblock.is_some_and(|s| self.is_trusted(&s, replica, &geometry));
+        let trusted = superblock.as_ref().is_some_and(|s| self.is_trusted(s, replica, &geometry));
+        if let Some(superblock) = superblock.filter(|s| self.is_own(s, replica)) {
+            self.recorded.insert(replica.clone(), superblock.instance);
+        }
         let bits = if trusted {
             decode_bits(&geometry, bytes.get(slots..).unwrap_or_default()).0
         } else {
@@ -99,11 +104,17 @@ impl Opener {
         MemberBits::Known(bits)
     }
 
-    fn is_trusted(&self, superblock: &Superblock, replica: &ReplicaId, geometry: &Geometry) -> bool {
-        let Some(config) = &self.config else { return false };
+    /// It is this replica's, of this history.
+    fn is_own(&self, superblock: &Superblock, replica: &ReplicaId) -> bool {
+        let lineage = self.config.as_ref().map(|c| &c.lineage);
         superblock.volume == self.params.volume
             && superblock.replica == *replica
-            && superblock.lineage == config.lineage
+            && Some(&superblock.lineage) == lineage
+    }
+
+    fn is_trusted(&self, superblock: &Superblock, replica: &ReplicaId, geometry: &Geometry) -> bool {
+        let Some(config) = &self.config else { return false };
+        self.is_own(superblock, replica)
             && Some(superblock.epoch) == self.served
             && superblock.size_blocks == config.size_blocks
             && superblock.block_size == self.params.block_size
@@ -111,7 +122,23 @@ impl Opener {
     }
 
     /// The members to go on with, by the module's table; sets what the core inherits or copies first.
-    pub(super) fn choose_sources(&mut self, base: &Config, promoted: &BTreeSet<ReplicaId>) -> BTreeSet<ReplicaId> {
+    pub(super) fn choose_sources(
+        &mut self,
+        base: &Config,
+        members: BTreeSet<ReplicaId>,
+        out: &mut Vec<OpenAction>,
+    ) -> BTreeSet<ReplicaId> {
+        let usable = self.unchanged(&members, out);
+        if usable.len() < members_needed(base) {
+            // Too few to go on with alone: the others are made equal before they count as sources.
+            for leg in self.legs.iter_mut().filter(|l| !usable.contains(&l.replica)) {
+                leg.changed = members.contains(&leg.replica);
+            }
+            let source = self.best_source(&usable);
+            self.equalise_from = self.legs.iter().find(|l| Some(&l.replica) == source.as_ref()).map(|l| l.leg);
+            return members;
+        }
+        let promoted = &usable;
         let known = |r: &&ReplicaId| matches!(self.bits.get(*r), Some(MemberBits::Known(_)));
         let readable: BTreeSet<ReplicaId> = promoted.iter().filter(known).cloned().collect();
         let regions = self.geometry().map_or(0, |g| g.regions());
@@ -129,16 +156,56 @@ impl Opener {
             self.inherited = Some(RegionBits::full(regions));
             return promoted.clone();
         }
-        let is_up = |r: &&ReplicaId| self.legs.iter().any(|l| l.up && l.replica == **r);
-        let is_local = |r: &&ReplicaId| self.params.local.contains(*r);
-        let best = promoted.iter().max_by_key(|r| (is_up(r), is_local(r), std::cmp::Reverse(*r)));
-        let Some(source) = best.cloned() else { return promoted.clone() };
+        let Some(source) = self.best_source(promoted) else { return promoted.clone() };
         if base.members_min() > 1 && promoted.len() > 1 {
             self.equalise_from = self.legs.iter().find(|l| l.replica == source).map(|l| l.leg);
             return promoted.clone();
         }
         self.inherited = Some(RegionBits::full(regions));
         BTreeSet::from([source])
+    }
+
+    /// A member that is connected, preferably one on this machine.
+    fn best_source(&self, members: &BTreeSet<ReplicaId>) -> Option<ReplicaId> {
+        let is_up = |r: &&ReplicaId| self.legs.iter().any(|l| l.up && l.replica == **r);
+        let is_local = |r: &&ReplicaId| self.params.local.contains(*r);
+        members.iter().max_by_key(|r| (is_up(r), is_local(r), std::cmp::Reverse(*r))).cloned()
+    }
+
+    /// Rule 1: those that hold every acknowledged write for certain; all of them when none does.
+    fn unchanged(&mut self, promoted: &BTreeSet<ReplicaId>, out: &mut Vec<OpenAction>) -> BTreeSet<ReplicaId> {
+        let changed = |replica: &ReplicaId| {
+            let facts = self.candidates.get(replica).map(|c| &c.facts);
+            let recorded = self.recorded.get(replica).map_or("", String::as_str);
+            facts.is_some_and(|f| is_changed(f, f.meta.then_some(recorded))) && !self.trusts_all()
+        };
+        let members = promoted.iter().map(|r| (r.clone(), changed(r))).collect();
+        let Sources { usable, hosts_must_detach } = sources(&members);
+        self.hosts_must_detach = hosts_must_detach;
+        let replicas: BTreeSet<ReplicaId> = members.into_iter().filter(|(_, c)| *c).map(|(r, _)| r).collect();
+        if !replicas.is_empty() {
+            out.push(OpenAction::Event(OpenEvent::Changed { replicas, hosts_must_detach }));
+        }
+        usable
+    }
+
+    /// Members that were not connected, or did not answer: they may be unchanged.
+    pub(super) fn unread(&self, members: &BTreeSet<ReplicaId>) -> BTreeSet<ReplicaId> {
+        let is_up = |r: &ReplicaId| self.legs.iter().any(|l| l.up && l.replica == *r);
+        let read = |r: &ReplicaId| is_up(r) && !matches!(self.bits.get(r), None | Some(MemberBits::Reading));
+        members.iter().filter(|r| !read(r)).cloned().collect()
+    }
+
+    /// Rule 1 broken on purpose.
+    fn trusts_all(&self) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        {
+            self.params.options.bug == Some(crate::PlantedBug::Rule01AnySource)
+        }
+        #[cfg(not(feature = "planted-bugs"))]
+        {
+            false
+        }
     }
 
     /// What the core is told of the regions: nothing when no replica has a meta area.

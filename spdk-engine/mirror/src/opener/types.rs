@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::LEGS_MAX;
 use crate::config::{Config, ConfigError, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
-use crate::events::{LegId, Nanos, OpenParams, Options, SwapId, SwapOutcome};
+use crate::events::{LegId, Nanos, SwapId, SwapOutcome};
+use crate::params::{OpenParams, Options};
 
 /// Times of an opener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,10 +105,15 @@ pub enum PromoteError {
 }
 
 /// What a replica says of itself when it is promoted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReplicaFacts {
     /// It has a meta area beside its data.
     pub meta: bool,
+    /// Its disk has a volatile cache: what was written and not flushed is gone when power is lost (rule 1).
+    pub volatile: bool,
+    /// A text that changes whenever what was not flushed may be gone: names the start of the machine, for devices that
+    /// keep data in a process that of the process too. At most [`crate::meta::INSTANCE_BYTES_MAX`] bytes.
+    pub instance: String,
 }
 
 /// Why opening failed.
@@ -142,6 +148,9 @@ pub enum OpenError {
         /// Required.
         needed: usize,
     },
+    /// Whether members lost acknowledged writes is not known, as they were promoted but could not be connected and read.
+    #[error("members {0:?} could not be read: whether they hold every acknowledged write is not known")]
+    Unread(BTreeSet<ReplicaId>),
     /// The arbiter did not answer in time.
     #[error("the arbiter did not answer in time")]
     ArbiterTimeout,
@@ -279,6 +288,13 @@ pub enum OpenEvent {
         set: u32,
         /// They are of the last engine; otherwise every region counts as set.
         trusted: bool,
+    },
+    /// Members that may lack acknowledged writes, as their machines lost power (rule 1).
+    Changed {
+        /// Which.
+        replicas: BTreeSet<ReplicaId>,
+        /// All that were promoted: hosts that were attached must detach first.
+        hosts_must_detach: bool,
     },
     /// The sets were decided.
     Decided {

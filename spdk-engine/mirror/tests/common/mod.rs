@@ -68,7 +68,15 @@ pub fn config(in_sync: &[&str], rebuilding: &[&str], min: u32) -> Config {
 pub fn params(in_sync: &[&str], rebuilding: &[&str], min: u32) -> OpenParams {
     let legs = (0u32..)
         .zip(in_sync.iter().chain(rebuilding))
-        .map(|(i, name)| LegInit { leg: LegId(i), replica: replica(name), local: false, up: true, meta: false })
+        .map(|(i, name)| LegInit {
+            leg: LegId(i),
+            replica: replica(name),
+            local: false,
+            up: true,
+            meta: false,
+            instance: String::new(),
+            changed: false,
+        })
         .collect();
     OpenParams {
         volume: VolumeId::new("v").unwrap(),
@@ -78,6 +86,8 @@ pub fn params(in_sync: &[&str], rebuilding: &[&str], min: u32) -> OpenParams {
         legs,
         equalise_from: None,
         meta: None,
+        flushed: true,
+        hosts_must_detach: false,
         options: Options { copy_window_blocks: 16, copy_queue_depth: 2, max_inflight: 32, ..Options::default() },
     }
 }

@@ -75,7 +75,7 @@ impl Bench {
     }
 
     pub fn promoted(&mut self, name: &str, result: Result<(), PromoteError>) {
-        let result = result.map(|()| ReplicaFacts { meta: self.meta });
+        let result = result.map(|()| ReplicaFacts { meta: self.meta, ..ReplicaFacts::default() });
         self.input(OpenInput::Promoted { replica: replica(name), result });
     }
 
