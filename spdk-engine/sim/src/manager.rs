@@ -153,6 +153,12 @@ impl World {
         self.manager.phase = Phase::Done;
     }
 
+    /// An operator has to say which history goes on; the run ends here.
+    pub(crate) fn operator_asked(&mut self) {
+        self.trace(|| "an operator is asked".to_owned());
+        self.manager.phase = Phase::Done;
+    }
+
     pub(crate) fn closed(&mut self, engine: EngineRef) {
         self.manager.closing = None;
         if self.manager.phase == Phase::Closing && self.manager.active == Some(engine) {
@@ -190,8 +196,10 @@ impl World {
                 self.close_active();
                 Phase::Closing
             }
-            // It stopped instead of closing: once more with the next one.
-            Phase::Closing if !self.is_serving() => Phase::Settle,
+            // It stopped instead of closing, or another one took over: once more.
+            Phase::Closing if !self.is_serving() || self.manager.closing.map(|c| c.0) != self.manager.active => {
+                Phase::Settle
+            }
             Phase::Reopen if self.is_settled() => {
                 self.read_all();
                 Phase::Reverify
