@@ -204,11 +204,7 @@ fn rule_21_recovering_from_replicas_that_were_not_fenced_is_found() {
 
 #[test]
 fn rule_22_deleting_what_is_still_needed_is_found() {
-    // A member without its superblock also looks like one that lost its cache.
-    is_found(
-        ModelBug::Rule22DeleteAtOnce,
-        &["a write was lost", "nobody wrote", "differ after a clean close", "hosts must detach although"],
-    );
+    is_found(ModelBug::Rule22DeleteAtOnce, HISTORY);
 }
 
 #[test]
