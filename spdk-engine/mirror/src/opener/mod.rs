@@ -252,7 +252,9 @@ impl Opener {
             self.fail(OpenError::Superseded, out);
             return;
         };
-        if current.epoch == cas.base.epoch && current.engine_instance == cas.base.engine_instance {
+        let same_engine = current.epoch == cas.base.epoch && current.engine_instance == cas.base.engine_instance;
+        // A number that fell is an old copy of the record (rule 21).
+        if same_engine && current.config_number >= cas.base.config_number {
             self.raise(current, out);
         } else {
             self.fail(OpenError::Superseded, out);
