@@ -7,34 +7,16 @@ use common::opening::{Bench, clean};
 
 use std::sync::Arc;
 
-use common::{BLOCKS, MS, REGION, config, regions, replica, set};
-use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock, encode_bits};
+use common::{MS, config, regions, replica, set, superblock};
+use mirror_core::meta::{META_BLOCK_BYTES, Superblock, encode_bits};
 use mirror_core::{
     Config, ConfigNumber, Epoch, LegId, Lineage, MetaUnreadable, OpenAction, OpenError, OpenInput, OpenParams,
-    RaisedInVain, SwapOutcome, VolumeId,
+    RaisedInVain, SwapOutcome,
 };
 
 /// A meta area as an engine of that epoch left it.
 fn area(name: &str, epoch: u64, dirty: &[u32]) -> Arc<[u8]> {
-    let record = config(&["a"], &[], 1);
-    let superblock = Superblock {
-        volume: VolumeId::new("v").unwrap(),
-        replica: replica(name),
-        lineage: record.lineage,
-        epoch: Epoch(epoch),
-        engine_instance: record.engine_instance,
-        config_number: record.config_number,
-        in_sync: record.in_sync,
-        rebuilding: record.rebuilding,
-        min_in_sync: 1,
-        size_blocks: BLOCKS,
-        block_size: 512,
-        region_blocks: REGION,
-        state: ReplicaState::Member,
-        instance: String::new(),
-        sequence: 4,
-    };
-    let mut bytes = superblock.encode().unwrap();
+    let mut bytes = superblock(name, epoch, "").encode().unwrap();
     bytes.extend([0; META_BLOCK_BYTES]);
     encode_bits(&regions(dirty), 0, &mut bytes);
     bytes.into()

@@ -3,26 +3,11 @@
 
 mod common;
 
-use common::{Bench, MS, REGION, set, with_bits};
+use common::{Bench, MS, REGION, opened, set, warm, with_bits};
 use mirror_core::{DropReason, Event, HostError, Input, LegError, LegId, Op};
-
-/// Open, with bits and superblocks everywhere.
-fn opened(in_sync: &[&str], inherited: &[u32]) -> Bench {
-    let mut b = Bench::new(with_bits(in_sync, &[], 1, inherited));
-    b.settle_meta();
-    b
-}
 
 fn flushes(b: &Bench) -> Vec<u32> {
     b.ios.iter().filter(|io| io.op == Op::Flush).map(|io| io.leg.0).collect()
-}
-
-/// Makes a region live, without a write in flight.
-fn warm(b: &mut Bench, region: u32) {
-    let w = b.write(u64::from(region) * REGION, 1);
-    b.settle_meta();
-    b.reply_all(w);
-    assert_eq!(b.result_of(w), Some(Ok(())));
 }
 
 #[test]

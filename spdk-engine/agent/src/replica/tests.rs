@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::disk::{DiskContext, DiskState};
-use crate::fake_plane::{Fabric, FakeLvol, FakePlane, FakeStore};
+use crate::fake_plane::{Fabric, FakeLvol, FakePlane, FakeStore, ready_disk};
 use crate::state::DiskStore;
 use crate::supervise::{self, Plane};
 use std::path::Path;
@@ -30,17 +30,7 @@ async fn node(stock: bool) -> Node {
     let hub = Hub::default();
     let shutdown = CancellationToken::new();
     let (disks, replicas) = open(dir.path(), receiver, &hub, &shutdown).await;
-    let put = pb::PutDiskRequest {
-        name: "d".to_owned(),
-        kind: pb::DiskKind::File.into(),
-        path: dir.path().join("disk").display().to_string(),
-        size_bytes: 64 << 20,
-        create: true,
-        ..pb::PutDiskRequest::default()
-    };
-    disks.put(put).await.unwrap();
-    let mut state = disks.state("d");
-    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    ready_disk(&disks, &dir.path().join("disk")).await;
     Node { plane, fabric, status, disks, replicas, hub, dir, shutdown }
 }
 

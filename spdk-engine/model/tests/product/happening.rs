@@ -161,17 +161,7 @@ impl World {
             options: self.options(),
             waits,
         });
-        self.engines[e] = Some(Process {
-            instance,
-            epoch: Epoch(0),
-            job: Job::Opening(Box::new(opener)),
-            legs: BTreeMap::new(),
-            promotes: Vec::new(),
-            values: BTreeMap::new(),
-            begun: BTreeMap::new(),
-            copies: Vec::new(),
-            wake: u64::MAX,
-        });
+        self.engines[e] = Some(Process::new(instance, Epoch(0), Job::Opening(Box::new(opener))));
         self.feed.push_back(Feed::Opener(e, OpenInput::Start));
     }
 
