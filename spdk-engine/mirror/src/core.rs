@@ -361,7 +361,7 @@ impl Core {
             Owner::Repair => self.repair_io_done(entry.leg, entry.reads, result, out),
             Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
             Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
-            Owner::Probe => self.probe_done(entry.leg),
+            Owner::Probe => self.probe_done(entry.leg, result),
             Owner::ClearFlush => self.clear_flush_done(entry.leg, result),
             Owner::Region { slot } => self.region_io_done(slot, entry.leg, result, out),
             Owner::Meta(part) => self.meta_io_done(entry.leg, part, result, out),

@@ -184,6 +184,8 @@ pub enum DropReason {
     Lost,
     /// It failed a write that others have.
     WriteFailed(LegError),
+    /// It answers, but with nothing that tells whether its session holds (rule 16).
+    Unusable(LegError),
     /// Its disk lost acknowledged writes that were not flushed (rule 1).
     CacheLost,
     /// Its meta area cannot be read or written.

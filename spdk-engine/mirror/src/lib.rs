@@ -6,7 +6,7 @@
 //!
 //! *Flow of a write.*
 //! ```text
-//! Host ─▶ bits durable (rule 18) ─▶ range lock (rule 2) ─▶ LegIo to every member and joiner ─▶ all have it? ─▶ HostDone
+//! Host ─▶ range lock (rule 2) ─▶ bits durable (rule 18) ─▶ LegIo to every member and joiner ─▶ all have it? ─▶ HostDone
 //!                                          │ one failed                                            ▲ rule 6: only now
 //!                                          └─▶ Swap: S without it ─▶ Committed ─▶ superblocks of the survivors
 //! ```

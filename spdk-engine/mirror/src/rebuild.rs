@@ -7,7 +7,7 @@
 //!                                  └ leg lost: waits and goes on when it is back
 //! ```
 //! The joiner gets every host write from the start of its job. A window holds a *Copy* lock: no host write overlaps
-//! it between its read and its write, so it cannot put old data over new. Zeroes are copied as plain writes.
+//! it between its read and its write, so it cannot put old data over new. Zeroes stay zeroes: the runner may write them as such.
 //! When a job has copied everything, the leg is flushed; then it may be admitted (or counts as equal).
 //!
 //! *Invariants.* A slot's buffer is used for one window at a time, and not again before the I/O on it is answered.

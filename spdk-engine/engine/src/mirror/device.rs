@@ -125,6 +125,8 @@ pub struct Device {
     swap: RefCell<Option<PendingSwap>>,
     wake: Cell<Option<TimerId>>,
     state: Cell<State>,
+    /// The latest time the core was told; it never goes back.
+    latest: Cell<Nanos>,
     /// Taken down: late completions change nothing any more.
     dead: Cell<bool>,
     closing: RefCell<Vec<futures::channel::oneshot::Sender<()>>>,
@@ -160,6 +162,7 @@ impl Device {
             swap: RefCell::new(None),
             wake: Cell::new(None),
             state: Cell::new(State::Open),
+            latest: Cell::new(0),
             dead: Cell::new(false),
             closing: RefCell::default(),
         });
@@ -313,11 +316,17 @@ impl Device {
     }
 
     fn input(self: &Rc<Self>, core: &Core, input: Input) {
+        self.input_at(core, core.now(), input);
+    }
+
+    fn input_at(self: &Rc<Self>, core: &Core, now: Nanos, input: Input) {
         if self.dead.get() {
             return;
         }
+        let now = now.max(self.latest.get());
+        self.latest.set(now);
         let mut out = Vec::new();
-        self.machine.borrow_mut().apply(core.now(), input, &mut out);
+        self.machine.borrow_mut().apply(now, input, &mut out);
         for action in out {
             self.act(core, action);
         }
@@ -550,7 +559,9 @@ impl IoSink for Device {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         let run = self.runs.borrow_mut().try_remove(tag as usize);
         let Some(run) = run else { return };
-        let late = core.clock().saturating_sub(run.sent) > LATE_NS;
+        // Not the time of the turn: the lease of reads is judged by it, and this process may have been stopped in between.
+        let now = core.clock();
+        let late = now.saturating_sub(run.sent) > LATE_NS;
         if status.is_success() && late && run.asked < QUESTIONS_MAX {
             return self.ask_again(core, run);
         }
@@ -560,6 +571,6 @@ impl IoSink for Device {
             // end and its successor are told, and the leg is not waited for in vain.
             self.reset_leg(core, leg);
         }
-        self.input(core, Input::LegDone { leg, io, result });
+        self.input_at(core, now, Input::LegDone { leg, io, result });
     }
 }
