@@ -146,7 +146,9 @@ fn never_formatted(cluster: &LocalCluster, path: &Path) {
     cluster.cli(&["disk", "show", "node-2", "full"]).unwrap();
     let changed = refused(cluster, &[&force[..], &["--confirm", &fingerprint]].concat());
     assert!(changed.contains("nothing was destroyed") || changed.contains("MBR"), "{changed}");
+    let end = Instant::now() + Duration::from_secs(60);
     let seen = loop {
+        assert!(Instant::now() < end, "the fingerprint is still {fingerprint}");
         let found = show(cluster, "node-2", "full")["status"]["fingerprint"].as_str().unwrap().to_owned();
         if found != fingerprint {
             break found;

@@ -204,7 +204,8 @@ pub struct RemoteNamespace {
     pub nqn: String,
     /// Number of the namespace.
     #[serde(default = "default_nsid")]
-    #[schemars(range(min = 1, max = 4294967294_i64))]
+    // As int64, since an API server takes no bound that its format does not hold.
+    #[schemars(with = "i64", range(min = 1, max = 4294967294_i64))]
     pub nsid: u32,
 }
 

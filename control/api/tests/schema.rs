@@ -55,6 +55,10 @@ fn walk(path: &str, schema: &Value, problems: &mut Vec<String>) {
     if object.get("format").is_some_and(|format| format.as_str().unwrap().starts_with('u')) {
         problems.push(format!("{path}: a number format that OpenAPI does not know"));
     }
+    let beyond = |bound: &str| object.get(bound).and_then(Value::as_f64).is_some_and(|b| b.abs() > f64::from(i32::MAX));
+    if object.get("format") == Some(&json!("int32")) && (beyond("minimum") || beyond("maximum")) {
+        problems.push(format!("{path}: a bound that its format does not hold: an API server then refuses every value"));
+    }
     if !object.contains_key("type") {
         problems.push(format!("{path}: no type"));
     }

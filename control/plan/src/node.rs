@@ -78,7 +78,7 @@ fn ask(observed: &Observed, agent: &AgentView, old: &Node, new: &Node, now: Time
         let seen = agent.disks.get(disk);
         let forget = || Some(AgentCall::RemoveDisk { disk: disk.clone() });
         let uuid = known(new, disk);
-        if twin(observed, &name, disk, spec, "").is_some() {
+        if twin(observed, &name, disk, spec, &uuid).is_some() {
             return seen.and_then(|_| forget());
         }
         if seen.is_some_and(|seen| !is_same_place(spec, &seen.wish)) {
@@ -377,6 +377,15 @@ mod tests {
         assert_eq!((reason.as_str(), uuid.as_str()), (DISK_FOUND, "disk-d"));
         let [AgentCall::PutDisk { wish, .. }] = &calls(&plan(&claimed, "n2", at(2)))[..] else { panic!() };
         assert_eq!(wish.uuid, "disk-d");
+    }
+
+    #[test]
+    fn of_two_nodes_that_claimed_an_lvstore_at_once_one_lets_go() {
+        let with = |node: NodeBuilder| node.disk("d", GIB).disk_status("d", |d| d.disk_uuid = "u".to_owned());
+        let both = observed().with(with(node("n1"))).with(with(node("n2")));
+        let both = both.with(agent("n1").known_disk("d", GIB)).with(agent("n2").known_disk("d", GIB));
+        assert_eq!(calls(&plan(&both, "n2", at(0))), [AgentCall::RemoveDisk { disk: "d".to_owned() }]);
+        assert!(!calls(&plan(&both, "n1", at(0))).iter().any(|call| matches!(call, AgentCall::RemoveDisk { .. })));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use addax_proto::engine_v1 as pb;
 use blobstore_format::geometry::{Geometry, Plan};
 use blobstore_format::lvs::StoreNames;
 use blobstore_format::superblock::BsType;
@@ -22,6 +23,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::disk::{DiskState, Disks};
 use crate::rpc::Framer;
 
 type Answer = Result<Value, (i64, String)>;
@@ -63,19 +65,24 @@ pub(crate) struct FakeStore {
 }
 
 impl FakeStore {
-    /// Puts into a file what names the store.
-    pub(crate) fn write_names(&self, path: &Path) {
-        use std::os::unix::fs::FileExt;
-        let file = std::fs::File::options().write(true).open(path).unwrap();
+    /// How a store lies on a device of that size.
+    pub(crate) fn geometry(device_size: u64) -> Geometry {
         let plan = Plan {
-            device_size: file.metadata().unwrap().len(),
+            device_size,
             block_size: 4096,
             physical_block_size: 4096,
             cluster_size: 1 << 20,
             md_page_size: 0,
             md_pages: 64,
         };
-        let geometry = Geometry::plan(&plan).unwrap();
+        Geometry::plan(&plan).unwrap()
+    }
+
+    /// Puts into a file what names the store.
+    pub(crate) fn write_names(&self, path: &Path) {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        let geometry = Self::geometry(file.metadata().unwrap().len());
         let names = StoreNames { name: self.name.clone(), uuid: self.uuid.parse().unwrap() };
         let mut blob = Metadata::new(BlobId::from_page(0), false);
         blob.xattrs = names.xattrs().unwrap();
@@ -84,6 +91,22 @@ impl FakeStore {
         file.write_all_at(&blob.emit().unwrap()[0].emit(), geometry.page_offset(0)).unwrap();
         file.write_all_at(&super_block.emit(), 0).unwrap();
     }
+}
+
+/// Has a disk `d` made in a file, and waits until it can be used.
+pub(crate) async fn ready_disk(disks: &Disks, path: &Path) {
+    let put = pb::PutDiskRequest {
+        name: "d".to_owned(),
+        kind: pb::DiskKind::File.into(),
+        path: path.display().to_string(),
+        size_bytes: 64 << 20,
+        create: true,
+        ..pb::PutDiskRequest::default()
+    };
+    disks.put(put).await.unwrap();
+    let mut state = disks.state("d");
+    let ready = state.wait_for(|state| matches!(state, DiskState::Ready(_)));
+    tokio::time::timeout(Duration::from_secs(30), ready).await.unwrap().unwrap();
 }
 
 /// What disks hold, by the paths of their files.

@@ -10,53 +10,24 @@
 
 use std::collections::VecDeque;
 
+use crate::config::ReplicaId;
 use crate::config::VolumeId;
-use crate::config::{Config, ReplicaId};
 use crate::events::{
-    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, OpenParams, Options, Payload,
-    StopReason,
+    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, Payload, StopReason,
 };
 use crate::gate::Gate;
 use crate::host::HostOps;
 use crate::lease::Lease;
 use crate::legmeta::MetaState;
-use crate::legs::{IoEntry, IoTable, Leg, LegMask, Legs, Owner, Role};
+use crate::legs::{IoEntry, IoTable, LegMask, Legs, Owner, Role};
 use crate::marks::Marks;
 use crate::open::{CoreError, check_bounds, open_legs, open_wib};
 use crate::overlap::{LockKey, LockKind, RangeLocks};
+use crate::params::{OpenParams, Options};
 use crate::rebuild::Copies;
 use crate::regions::Regions;
 use crate::repair::Repairs;
 use crate::wib::Wib;
-
-/// What the core looks like from outside, for status reports.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Status {
-    /// The committed record.
-    pub config: Config,
-    /// Host commands in flight.
-    pub inflight: usize,
-    /// A swap is under way.
-    pub swapping: bool,
-    /// `S` may not shrink further and acknowledgements wait.
-    pub frozen: bool,
-    /// Members are being made equal; hosts wait.
-    pub equalising: bool,
-    /// Reads whose data is there and whose answer waits until every member has confirmed (rule 16).
-    pub held_reads: usize,
-    /// Rebuilds: leg, replica, blocks copied.
-    pub rebuilds: Vec<(LegId, ReplicaId, u64)>,
-    /// Legs whose connection is lost.
-    pub lost: Vec<LegId>,
-    /// Regions in which members may still differ since an earlier engine.
-    pub inherited_regions: u32,
-    /// Regions with writes in flight or lately.
-    pub live_regions: u32,
-    /// Writes to meta areas so far, over all legs.
-    pub meta_writes: u64,
-    /// Stopped or closed.
-    pub finished: bool,
-}
 
 /// Whose range it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +100,9 @@ pub struct Core {
     pub(crate) suspect: bool,
     /// No member is connected: nobody is ejected.
     pub(crate) all_lost: bool,
+    /// Until this time only host I/O happens; 0 when that is not known.
+    pub(crate) quiet_until: Nanos,
+    pub(crate) full_passes: u64,
     armed: Option<Nanos>,
 }
 
@@ -180,6 +154,8 @@ impl Core {
             frozen: false,
             suspect: false,
             all_lost: false,
+            quiet_until: 0,
+            full_passes: 0,
             armed: None,
         };
         #[cfg(feature = "planted-bugs")]
@@ -215,6 +191,7 @@ impl Core {
             self.apply_finished(input, out);
             return;
         }
+        let Some(input) = self.apply_quiet(input, out) else { return };
         self.start_grace(now);
         match input {
             Input::Host { id, op, lba, blocks } => self.apply_host(id, op, lba, blocks, out),
@@ -248,7 +225,8 @@ impl Core {
     }
 
     /// Runs what became possible until nothing more does.
-    fn run(&mut self, now: Nanos, out: &mut Vec<Action>) {
+    pub(crate) fn run(&mut self, now: Nanos, out: &mut Vec<Action>) {
+        self.full_passes += 1;
         loop {
             if self.life == Life::Stopped {
                 return;
@@ -290,8 +268,9 @@ impl Core {
     }
 
     /// Asks to be woken for the next deadline, when it is another one than last time.
-    fn arm(&mut self, now: Nanos, out: &mut Vec<Action>) {
+    pub(crate) fn arm(&mut self, now: Nanos, out: &mut Vec<Action>) {
         let next = self.next_deadline(now);
+        self.become_quiet(next);
         if let Some(at) = next
             && self.armed != Some(at)
             && self.life != Life::Stopped
@@ -323,7 +302,7 @@ impl Core {
         out.push(Action::LegIo { leg: target, io, op, lba, blocks, payload });
     }
 
-    fn apply_leg_done(
+    pub(crate) fn apply_leg_done(
         &mut self,
         now: Nanos,
         leg: LegId,
@@ -382,7 +361,7 @@ impl Core {
             Owner::Repair => self.repair_io_done(entry.leg, entry.reads, result, out),
             Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
             Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
-            Owner::Probe => self.probe_done(entry.leg),
+            Owner::Probe => self.probe_done(entry.leg, result),
             Owner::ClearFlush => self.clear_flush_done(entry.leg, result),
             Owner::Region { slot } => self.region_io_done(slot, entry.leg, result, out),
             Owner::Meta(part) => self.meta_io_done(entry.leg, part, result, out),
@@ -452,60 +431,6 @@ impl Core {
     pub(crate) fn release_lock(&mut self, key: LockKey) {
         self.locks.release(key, &mut self.granted);
         self.take_granted();
-    }
-
-    /// The committed record.
-    #[must_use]
-    pub fn config(&self) -> &Config {
-        &self.gate.config
-    }
-
-    /// Number of copy buffers (of `copy_window_blocks` each) the runner provides.
-    #[must_use]
-    pub fn copy_slots(&self) -> u32 {
-        self.copies.depth() + 1 + self.regions.depth()
-    }
-
-    /// Blocks of a copy buffer.
-    #[must_use]
-    pub fn copy_window_blocks(&self) -> u32 {
-        self.copies.window()
-    }
-
-    pub(crate) fn inherited_left(&self) -> u32 {
-        self.wib.as_ref().map_or(0, |w| w.inherited_left)
-    }
-
-    /// Whether one more host command would be accepted.
-    #[must_use]
-    pub fn has_room(&self) -> bool {
-        self.life == Life::Running && self.host.has_room()
-    }
-
-    /// Whether the core has stopped or closed.
-    #[must_use]
-    pub fn is_finished(&self) -> bool {
-        matches!(self.life, Life::Stopped | Life::Closed)
-    }
-
-    /// What it looks like from outside.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        let copied = |leg: &Leg| (leg.id, leg.replica.clone(), self.copies.copied(leg.id));
-        Status {
-            config: self.gate.config.clone(),
-            inflight: self.host.len(),
-            swapping: self.gate.pending.is_some(),
-            frozen: self.frozen,
-            equalising: self.barrier.is_some(),
-            held_reads: self.lease.held,
-            rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(copied).collect(),
-            lost: self.legs.iter().filter(|l| !l.is_up() && l.role != Role::Dropped).map(|l| l.id).collect(),
-            inherited_regions: self.inherited_left(),
-            live_regions: self.wib.as_ref().map_or(0, Wib::live_len),
-            meta_writes: self.meta.writes,
-            finished: self.is_finished(),
-        }
     }
 
     /// Whether an event is worth telling once: sets the flag and says whether it changed.

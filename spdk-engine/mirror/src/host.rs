@@ -309,6 +309,9 @@ impl Core {
             self.answer(slot, Ok(()), out);
             return;
         }
+        if self.now < self.quiet_until && op.failed.is_empty() {
+            return; // The usual case: nobody has failed, some have not answered yet.
+        }
         let leaving = self.legs.mask(Leg::is_failed);
         let may_answer = missing.without(op.failed.or(leaving));
         if may_answer.is_empty() {

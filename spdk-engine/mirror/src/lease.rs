@@ -15,13 +15,18 @@
 //! lock; its data stays what it was, as no overlapping write can run.
 //!
 //! *When things fail.* A member that is lost confirms nothing: the read waits until it is back or has left `S`, but no
-//! longer than `lease_hold_ns`; then the host is told to take another path. A probe that finds a newer epoch stops the
-//! core.
+//! longer than `lease_hold_ns`; then the host is told to take another path. One that answers with nothing that
+//! confirms is asked [`VAIN_PROBES_MAX`] times, with pauses, and leaves. A probe that finds a newer epoch stops the core.
 
 use crate::core::Core;
-use crate::events::{Action, HostError, LegId, Nanos, Op, Payload};
+use crate::events::{Action, DropReason, HostError, LegError, LegId, Nanos, Op, Payload};
 use crate::host::Stage;
 use crate::legs::{Leg, LegMask, Owner};
+
+/// Probes in a row that confirm nothing, after which a member leaves.
+const VAIN_PROBES_MAX: u32 = 8;
+/// Part of a lease between two of them.
+const VAIN_PAUSE_PART: Nanos = 20;
 
 /// What is known about the lease.
 #[derive(Debug, Default)]
@@ -34,6 +39,13 @@ pub(crate) struct Lease {
     pub(crate) held: usize,
     /// A read found less than half of the lease left.
     renew: bool,
+}
+
+impl Lease {
+    /// Reads are held back, or the lease is to be renewed.
+    pub(crate) fn wants_pump(&self) -> bool {
+        self.held > 0 || self.renew
+    }
 }
 
 impl Core {
@@ -97,7 +109,8 @@ impl Core {
 
     fn send_probes(&mut self, out: &mut Vec<Action>) {
         let old = self.now.saturating_sub(self.options.lease_ns / 2);
-        let stale = |l: &Leg| l.confirmed.is_none_or(|at| at < old) && !l.probing && l.is_sendable();
+        let is_due = |l: &Leg| !l.probing && l.probe_after <= self.now && l.is_sendable();
+        let stale = |l: &Leg| l.confirmed.is_none_or(|at| at < old) && is_due(l);
         let stale = self.legs.mask(stale).and(self.lease.required);
         for id in stale.iter() {
             if let Some(leg) = self.legs.get_mut(id) {
@@ -107,9 +120,24 @@ impl Core {
         }
     }
 
-    pub(crate) fn probe_done(&mut self, id: LegId) {
-        if let Some(leg) = self.legs.get_mut(id) {
-            leg.probing = false;
+    /// A member that answers, but with nothing that confirms, is asked again after a pause. It leaves when it goes on so,
+    /// if others stay: it would hold every read back.
+    pub(crate) fn probe_done(&mut self, id: LegId, result: Result<(), LegError>) {
+        let after = self.now.saturating_add(self.options.lease_ns / VAIN_PAUSE_PART);
+        let Some(leg) = self.legs.get_mut(id) else { return };
+        leg.probing = false;
+        match result {
+            // That its session is lost is told by another input, and a new one is asked anew.
+            Ok(()) | Err(LegError::Media | LegError::NoSpace | LegError::Gone | LegError::Fenced) => {
+                leg.vain_probes = 0
+            }
+            Err(error @ LegError::Other) => {
+                (leg.probe_after, leg.vain_probes) = (after, leg.vain_probes + 1);
+                if leg.vain_probes >= VAIN_PROBES_MAX {
+                    leg.vain_probes = 0;
+                    self.eject_or_drop(id, DropReason::Unusable(error));
+                }
+            }
         }
     }
 
@@ -118,7 +146,8 @@ impl Core {
         if self.lease.held == 0 {
             return None;
         }
-        (0..self.host.slots()).filter_map(|slot| self.host.get(slot)).map(|o| o.hold_until).min()
+        let held = (0..self.host.slots()).filter_map(|slot| self.host.get(slot)).map(|o| o.hold_until);
+        held.chain(self.legs.iter().map(|l| l.probe_after).filter(|at| *at > self.now)).min()
     }
 
     /// Rule 16 broken on purpose.

@@ -119,6 +119,10 @@ pub(crate) struct Leg {
     pub(crate) confirmed: Option<Nanos>,
     /// A probe is in flight.
     pub(crate) probing: bool,
+    /// Probes in a row that were answered, but by nothing that confirms.
+    pub(crate) vain_probes: u32,
+    /// No probe before that.
+    pub(crate) probe_after: Nanos,
     /// Its meta area, when it has one and the volume uses them.
     pub(crate) meta: Option<Box<LegMeta>>,
 }
@@ -142,6 +146,8 @@ impl Leg {
             inflight: 0,
             confirmed: None,
             probing: false,
+            vain_probes: 0,
+            probe_after: 0,
             meta: None,
         }
     }

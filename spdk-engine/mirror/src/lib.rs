@@ -6,7 +6,7 @@
 //!
 //! *Flow of a write.*
 //! ```text
-//! Host ─▶ bits durable (rule 18) ─▶ range lock (rule 2) ─▶ LegIo to every member and joiner ─▶ all have it? ─▶ HostDone
+//! Host ─▶ range lock (rule 2) ─▶ bits durable (rule 18) ─▶ LegIo to every member and joiner ─▶ all have it? ─▶ HostDone
 //!                                          │ one failed                                            ▲ rule 6: only now
 //!                                          └─▶ Swap: S without it ─▶ Committed ─▶ superblocks of the survivors
 //! ```
@@ -64,25 +64,30 @@ pub mod meta;
 mod open;
 pub mod opener;
 pub mod overlap;
+mod params;
+mod quiet;
 mod rebuild;
 pub mod recover;
 mod regions;
 mod repair;
+mod status;
 mod wib;
 
 pub use crate::config::{
     Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
 };
-pub use crate::core::{Core, Status};
+pub use crate::core::Core;
 pub use crate::events::{
-    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, LegInit,
-    MetaInit, MetaOp, Nanos, Op, OpenParams, Options, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
+    Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, MetaOp, Nanos,
+    Op, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
 };
 pub use crate::open::CoreError;
 pub use crate::opener::{
     MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput, OpenWaits, Opener, OpenerParams, PromoteError,
     RaisedInVain, RecordError, ReplicaFacts,
 };
+pub use crate::params::{LegInit, MetaInit, OpenParams, Options};
+pub use crate::status::Status;
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
 pub const LEGS_MAX: usize = 16;

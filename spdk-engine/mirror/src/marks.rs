@@ -47,6 +47,11 @@ impl Marks {
     pub(crate) fn is_idle(&self) -> bool {
         self.round.is_none()
     }
+
+    /// No round, and no command waits for bits.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.round.is_none() && self.room.is_empty() && self.marked.is_empty()
+    }
 }
 
 impl Core {

@@ -6,10 +6,11 @@
 
 use crate::LEGS_MAX;
 use crate::config::{ConfigError, ReplicaId};
-use crate::events::{LegInit, Nanos, OpenParams};
+use crate::events::Nanos;
 use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Legs, Link, Role};
 use crate::meta::{Geometry, MetaError};
+use crate::params::{LegInit, OpenParams};
 use crate::wib::Wib;
 
 /// Most bytes of a copy window, so that buffers stay modest: 16 MiB.

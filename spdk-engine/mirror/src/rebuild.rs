@@ -7,7 +7,7 @@
 //!                                  └ leg lost: waits and goes on when it is back
 //! ```
 //! The joiner gets every host write from the start of its job. A window holds a *Copy* lock: no host write overlaps
-//! it between its read and its write, so it cannot put old data over new. Zeroes are copied as plain writes.
+//! it between its read and its write, so it cannot put old data over new. Zeroes stay zeroes: the runner may write them as such.
 //! When a job has copied everything, the leg is flushed; then it may be admitted (or counts as equal).
 //!
 //! *Invariants.* A slot's buffer is used for one window at a time, and not again before the I/O on it is answered.
@@ -95,6 +95,11 @@ impl Copies {
     /// Forgets that a leg that left could not read.
     pub(crate) fn forget_leg(&mut self, leg: LegId) {
         self.windows.iter_mut().for_each(|w| w.tried.remove(leg));
+    }
+
+    /// Nothing is copied, or waits to be.
+    pub(crate) fn has_no_jobs(&self) -> bool {
+        self.jobs.is_empty() && self.is_idle()
     }
 
     /// No window is in use.

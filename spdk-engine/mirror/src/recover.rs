@@ -9,6 +9,10 @@
 //! anything was acknowledged, or a later one that was committed and not yet used; in both cases each member of its `S`
 //! has every acknowledged write. As long as one replica was not read, it may be the one that knows more.
 //!
+//! *Fence first.* Every replica is promoted to an epoch of the recovery's own, and drained, *before* its superblock is
+//! read, as when a volume is opened. Else an engine that still runs could carry a swap that was committed before the
+//! record was lost to replicas that were read already, and acknowledge writes by it.
+//!
 //! *Invariants.* A volume is never initialised here: replicas without data are no proof that there was none. A rebuilt
 //! record has a new lineage, a `k` above all that were seen and an epoch that no replica is above, so whatever engine
 //! or request is left of the time before finds another record and stops.
@@ -19,6 +23,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId};
+use crate::meta::{ReplicaState, Superblock};
 
 /// What a replica knows of its volume: its superblock, and the epoch it was promoted to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +44,23 @@ pub struct ReplicaKnows {
     pub size_blocks: u64,
     /// The engine closed in order and this replica was a member.
     pub closed_clean: bool,
+}
+
+impl ReplicaKnows {
+    /// By a superblock, and the epoch that the replica itself keeps as promoted.
+    #[must_use]
+    pub fn of(superblock: &Superblock, promoted: Epoch) -> Self {
+        Self {
+            lineage: superblock.lineage.clone(),
+            promoted: superblock.epoch.max(promoted),
+            config_number: superblock.config_number,
+            in_sync: superblock.in_sync.clone(),
+            rebuilding: superblock.rebuilding.clone(),
+            min_in_sync: superblock.min_in_sync,
+            size_blocks: superblock.size_blocks,
+            closed_clean: superblock.state == ReplicaState::ClosedClean,
+        }
+    }
 }
 
 /// What became of asking a replica.

@@ -124,7 +124,11 @@ impl Regions {
 impl Core {
     /// Gives free slots the next regions.
     pub(crate) fn pump_regions(&mut self) {
-        if self.wib.as_ref().is_none_or(|w| w.inherited_left == 0) || !self.may_equalise() {
+        if self.wib.as_ref().is_none_or(|w| w.inherited_left == 0) {
+            self.regions.stalled = false;
+            return;
+        }
+        if !self.may_equalise() {
             return;
         }
         for slot in 0..self.regions.slots.len() {

@@ -7,34 +7,16 @@ use common::opening::{Bench, clean};
 
 use std::sync::Arc;
 
-use common::{BLOCKS, MS, REGION, config, regions, replica, set};
-use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock, encode_bits};
+use common::{MS, config, regions, replica, set, superblock};
+use mirror_core::meta::{META_BLOCK_BYTES, Superblock, encode_bits};
 use mirror_core::{
-    Config, Epoch, LegId, MetaUnreadable, OpenAction, OpenError, OpenInput, OpenParams, RaisedInVain, SwapOutcome,
-    VolumeId,
+    Config, ConfigNumber, Epoch, LegId, Lineage, MetaUnreadable, OpenAction, OpenError, OpenInput, OpenParams,
+    RaisedInVain, SwapOutcome,
 };
 
 /// A meta area as an engine of that epoch left it.
 fn area(name: &str, epoch: u64, dirty: &[u32]) -> Arc<[u8]> {
-    let record = config(&["a"], &[], 1);
-    let superblock = Superblock {
-        volume: VolumeId::new("v").unwrap(),
-        replica: replica(name),
-        lineage: record.lineage,
-        epoch: Epoch(epoch),
-        engine_instance: record.engine_instance,
-        config_number: record.config_number,
-        in_sync: record.in_sync,
-        rebuilding: record.rebuilding,
-        min_in_sync: 1,
-        size_blocks: BLOCKS,
-        block_size: 512,
-        region_blocks: REGION,
-        state: ReplicaState::Member,
-        instance: String::new(),
-        sequence: 4,
-    };
-    let mut bytes = superblock.encode().unwrap();
+    let mut bytes = superblock(name, epoch, "").encode().unwrap();
     bytes.extend([0; META_BLOCK_BYTES]);
     encode_bits(&regions(dirty), 0, &mut bytes);
     bytes.into()
@@ -128,7 +110,7 @@ fn rule_18_strict_mode_takes_every_region_for_unequal_when_too_few_bits_can_be_r
 }
 
 #[test]
-fn rule_18_without_any_readable_bits_it_is_the_full_copy() {
+fn rule_18_without_any_readable_bits_one_is_copied_to_the_others() {
     let mut b = asked_for_bits(&["a", "b"], 1);
     (0..2).for_each(|leg| b.bits(leg, Err(MetaUnreadable)));
     let next = b.asked().unwrap().1;
@@ -136,7 +118,45 @@ fn rule_18_without_any_readable_bits_it_is_the_full_copy() {
     let mut b = asked_for_bits(&["a", "b"], 2);
     (0..2).for_each(|leg| b.bits(leg, Err(MetaUnreadable)));
     let params = b.ready().unwrap();
-    assert!(params.equalise_from.is_some() && params.meta.is_none());
+    assert!(params.equalise_from.is_none(), "superblocks have to carry the record (rule 6)");
+    assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));
+}
+
+/// A meta area whose superblock carries configuration `k` of some lineage.
+fn carries(name: &str, k: u64, lineage: &str) -> Arc<[u8]> {
+    let mut superblock = Superblock::decode(&area(name, 5, &[])[..META_BLOCK_BYTES]).unwrap();
+    superblock.config_number = ConfigNumber(k);
+    superblock.lineage = Lineage::new(lineage).unwrap();
+    let mut bytes = superblock.encode().unwrap();
+    bytes.extend([0; META_BLOCK_BYTES]);
+    encode_bits(&regions(&[]), 0, &mut bytes);
+    bytes.into()
+}
+
+#[test]
+fn rule_21_a_replica_that_carries_a_later_record_shows_that_it_is_an_old_copy() {
+    let mut b = asked_for_bits(&["a", "b"], 1);
+    b.bits(0, Ok(carries("a", 10, "l")));
+    b.bits(1, Ok(carries("b", 11, "l")));
+    let (found, recorded) = (ConfigNumber(11), ConfigNumber(10));
+    assert_eq!(b.failed(), Some(OpenError::RecordOld { replica: replica("b"), found, recorded }));
+}
+
+#[test]
+fn rule_11_numbers_of_another_lineage_are_not_compared() {
+    let mut b = asked_for_bits(&["a", "b"], 1);
+    b.bits(0, Ok(carries("a", 99, "before")));
+    b.bits(1, Ok(carries("b", 10, "l")));
+    assert_eq!(inherited(&b.ready().unwrap()).len(), 16, "nor are its bits");
+}
+
+#[test]
+fn rule_21_a_record_that_went_back_while_it_was_raised_ends_the_attempt() {
+    let mut b = Bench::new();
+    b.record(config(&["a", "b"], &[], 1));
+    let restored = Config { config_number: ConfigNumber(9), ..config(&["a", "b", "c"], &[], 1) };
+    b.cas(SwapOutcome::Refused { current: restored });
+    assert_eq!(b.failed(), Some(OpenError::Superseded));
 }
 
 #[test]

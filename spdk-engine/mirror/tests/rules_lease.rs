@@ -64,6 +64,26 @@ fn rule_16_a_completion_confirms_the_time_of_its_sending_and_not_that_of_its_arr
 }
 
 #[test]
+fn rule_16_a_member_that_answers_nothing_of_use_is_asked_with_pauses_and_leaves_in_the_end() {
+    let mut b = confirmed(&["a", "b"]);
+    b.advance(LEASE);
+    let r = b.read(0, 1);
+    b.reply_all(r);
+    let [bad] = probed(&b)[..] else { panic!("one member is read and one is asked: {:?}", probed(&b)) };
+    let mut asked = 0;
+    while b.swaps.is_empty() {
+        answer_probe(&mut b, bad, Err(LegError::Other));
+        asked += 1;
+        assert!(probed(&b).is_empty() && asked < 20, "not again at once, nor for ever");
+        assert_eq!(b.result_of(r), None);
+        b.advance(LEASE / 20);
+    }
+    assert_eq!(asked, 8);
+    b.commit();
+    assert_eq!(b.result_of(r), Some(Ok(())), "the other member alone is asked now");
+}
+
+#[test]
 fn rule_16_a_stale_member_holds_the_answer_and_the_range() {
     let mut b = confirmed(&["a", "b"]);
     b.advance(LEASE);

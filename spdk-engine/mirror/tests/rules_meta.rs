@@ -3,29 +3,14 @@
 
 mod common;
 
-use common::{Bench, MS, Meta, REGION, params, replica, set, with_bits};
+use common::{Bench, MS, Meta, REGION, opened, params, replica, set, warm, with_bits};
 use mirror_core::meta::ReplicaState;
 use mirror_core::{
     ConfigNumber, Core, CoreError, DropReason, Epoch, Event, Input, LegError, LegId, MetaOp, Op, SwapReason,
 };
 
-/// Open, with bits and superblocks everywhere.
-fn opened(in_sync: &[&str], inherited: &[u32]) -> Bench {
-    let mut b = Bench::new(with_bits(in_sync, &[], 1, inherited));
-    b.settle_meta();
-    b
-}
-
 fn add(b: &mut Bench, leg: u32, name: &str) {
     b.input(Input::AddLeg { leg: LegId(leg), replica: replica(name), local: false, meta: true });
-}
-
-/// Makes a region live, without a write in flight.
-fn warm(b: &mut Bench, region: u32) {
-    let w = b.write(u64::from(region) * REGION, 1);
-    b.settle_meta();
-    b.reply_all(w);
-    assert_eq!(b.result_of(w), Some(Ok(())));
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{BLOCKS, Bench, MS, REGION, config, params, regions, replica, set, with_bits};
-use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock, encode_bits};
+use common::{Bench, MS, REGION, config, params, regions, replica, set, superblock, with_bits};
+use mirror_core::meta::{META_BLOCK_BYTES, encode_bits};
 use mirror_core::{
     Config, EngineInstance, Epoch, Input, LegError, LegId, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams,
     OpenWaits, Opener, OpenerParams, Options, ReplicaFacts, StopReason, SwapOutcome, VolumeId,
@@ -87,26 +87,8 @@ impl Opening {
 
 /// A meta area without a bit set, whose superblock names an instance.
 fn area(name: &str, instance: &str) -> Arc<[u8]> {
-    let record = config(&["a"], &[], 1);
-    let superblock = Superblock {
-        volume: VolumeId::new("v").unwrap(),
-        replica: replica(name),
-        lineage: record.lineage,
-        epoch: Epoch(5),
-        engine_instance: record.engine_instance,
-        config_number: record.config_number,
-        in_sync: record.in_sync,
-        rebuilding: record.rebuilding,
-        min_in_sync: 1,
-        size_blocks: BLOCKS,
-        block_size: 512,
-        region_blocks: REGION,
-        state: ReplicaState::Member,
-        instance: instance.to_owned(),
-        sequence: 7,
-    };
     let mut bytes = vec![0; META_BLOCK_BYTES];
-    bytes.extend(superblock.encode().unwrap());
+    bytes.extend(superblock(name, 5, instance).encode().unwrap());
     encode_bits(&regions(&[]), 0, &mut bytes);
     bytes.into()
 }

@@ -697,7 +697,7 @@ impl World {
         };
         process.io.insert(io, Flight { leg, payload, sent: now });
         let reads = op == mirror_core::Op::Read && payload != Payload::Probe;
-        if reads && epoch == owner && !in_sync(state.replica, self) {
+        if reads && epoch == owner && !self.arbiter.hold && !in_sync(state.replica, self) {
             return self
                 .fail(format!("replica r{} is read from but is not in the recorded in-sync set", state.replica));
         }

@@ -39,6 +39,8 @@ pub enum FaultKind {
     Break(usize),
     /// An engine cannot talk to the arbiter.
     CutArbiter(usize),
+    /// The arbiter is restored from an old copy, or loses the record.
+    ArbiterRestore,
     /// Requests to the arbiter queue for long.
     SlowArbiter,
     /// The active engine's process dies.
@@ -59,6 +61,8 @@ pub enum FaultKind {
     Full(usize),
     /// An operator removes a member.
     Remove(usize),
+    /// An operator removes a member and wants its data deleted.
+    Delete(usize),
 }
 
 /// Draws the faults of a run.
@@ -71,7 +75,7 @@ pub(crate) fn draw(
     let mut faults: Vec<Fault> = (0..count)
         .map(|_| {
             let (engine, replica) = (rng.index(engines), rng.index(replicas));
-            let kind = match rng.range(0, 44) {
+            let kind = match rng.range(0, 46) {
                 0..=5 => FaultKind::ReplicaCrash(replica),
                 6..=8 => FaultKind::Cut(engine, replica),
                 9 => FaultKind::CutAll(engine),
@@ -91,6 +95,8 @@ pub(crate) fn draw(
                 34 => FaultKind::SuspendParted(replica),
                 35..=38 => FaultKind::PowerLoss(replica),
                 39 if rng.permille(500) => FaultKind::Blackout,
+                40 => FaultKind::ArbiterRestore,
+                41 => FaultKind::Delete(replica),
                 _ => FaultKind::HostBreak(rng.index(hosts)),
             };
             let long = rng.permille(300);

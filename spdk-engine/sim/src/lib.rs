@@ -14,12 +14,13 @@
 //! - A replica never admits an epoch below one that it admitted before.
 //! - An engine that was replaced acknowledges nothing that was given to it afterwards.
 //! - Data of a write is sent only when the write-intent bits of its regions are set on the disks of all recorded
-//!   members (rules 9 and 18), a bit is cleared only when all of
-//!   them have flushed the region, and only regions that were found set are made equal.
+//!   members (rules 9 and 18), a bit is cleared only when all of them have flushed the region, and only regions that
+//!   were found set are made equal.
+//! - Hosts are made to detach only when every member may have lost its cache (rule 1).
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
 //!
-//! *What is not simulated yet.* snapshots, resizing.
+//! *What is not simulated yet.* Snapshots, resizing, forced opens, bit rot.
 //!
 //! *When a run fails* it says why, with the seed; [`shrink`] then looks for a run with fewer faults and commands
 //! that fails too.

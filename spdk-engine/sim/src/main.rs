@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     let rate = (args.seeds.end - args.seeds.start) as f64 / began.elapsed().as_secs_f64();
     println!(
         "seeds {}..{}: {failed} failed; {rate:.0} seeds/s; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
-         unknown outcome, {} ended with hosts that must detach, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
+         unknown outcome, {} ended with hosts that must detach, {} records recovered, {} replicas deleted, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
         args.seeds.start,
         args.seeds.end,
         total.ops,
@@ -98,6 +98,8 @@ fn main() -> ExitCode {
         total.joins,
         total.unknown_swaps,
         total.refusals,
+        total.recoveries,
+        total.deletions,
         total.faults.len(),
         total.events,
         total.meta_writes,
@@ -116,6 +118,8 @@ fn add(total: &mut Outcome, one: &Outcome) {
     total.joins += one.joins;
     total.unknown_swaps += one.unknown_swaps;
     total.refusals += one.refusals;
+    total.recoveries += one.recoveries;
+    total.deletions += one.deletions;
     total.events += one.events;
     total.meta_writes += one.meta_writes;
     total.cleared += one.cleared;

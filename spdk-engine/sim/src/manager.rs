@@ -144,12 +144,19 @@ impl World {
     /// The engine says that hosts must detach: acknowledged writes may be lost with the power of all members (rule 1).
     /// Hosts start anew and remember nothing, so the run ends here.
     pub(crate) fn hosts_refused(&mut self, members: &[usize]) {
-        let excused = |r: &Replica| r.media.volatile && (r.starts > 1 || r.meta_unread);
+        // Without a superblock, as before the first engine has written any, nothing proves that it lost nothing.
+        let excused = |r: &Replica| r.media.volatile && (r.starts > 1 || r.meta_unread || r.superblock().is_none());
         let spared = members.iter().find(|r| !excused(&self.replicas[**r]));
         if let Some(r) = spared {
             return self.fail(format!("hosts must detach although r{r} never lost anything"));
         }
         self.outcome.refusals += 1;
+        self.manager.phase = Phase::Done;
+    }
+
+    /// An operator has to say which history goes on; the run ends here.
+    pub(crate) fn operator_asked(&mut self) {
+        self.trace(|| "an operator is asked".to_owned());
         self.manager.phase = Phase::Done;
     }
 
@@ -190,8 +197,10 @@ impl World {
                 self.close_active();
                 Phase::Closing
             }
-            // It stopped instead of closing: once more with the next one.
-            Phase::Closing if !self.is_serving() => Phase::Settle,
+            // It stopped instead of closing, or another one took over: once more.
+            Phase::Closing if !self.is_serving() || self.manager.closing.map(|c| c.0) != self.manager.active => {
+                Phase::Settle
+            }
             Phase::Reopen if self.is_settled() => {
                 self.read_all();
                 Phase::Reverify

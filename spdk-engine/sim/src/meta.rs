@@ -64,7 +64,7 @@ impl World {
     /// Rule 18: when data goes out, every member's bits say so already (and a joiner's, rule 9).
     pub(crate) fn check_bits(&mut self, me: EngineRef, (lba, blocks): (u64, u32)) {
         let Some(process) = self.process_ref(me) else { return };
-        if !process.keeps_bits || process.epoch != self.arbiter.record.epoch {
+        if !process.keeps_bits || self.arbiter.hold || process.epoch != self.arbiter.record.epoch {
             return;
         }
         let failed = process.meta_failed.clone();
@@ -105,7 +105,8 @@ impl World {
         });
         let cleared: Vec<u32> = before.iter().filter(|region| !after.contains(*region)).collect();
         self.outcome.cleared += cleared.len() as u64;
-        let members: Vec<usize> = self.arbiter.record.in_sync.iter().map(replica_index).collect();
+        let recorded = self.arbiter.record.in_sync.iter().filter(|_| !self.arbiter.hold);
+        let members: Vec<usize> = recorded.map(replica_index).collect();
         for region in cleared.into_iter().filter(|_| self.scenario.check_bits && members.contains(&r)) {
             if let Some(member) = members.iter().find(|m| self.replicas[**m].unflushed.contains(&region)) {
                 let what = format!("the bit of region {region} was cleared on r{r} before r{member} was flushed");

@@ -17,6 +17,12 @@ pub enum ModelBug {
     Rule14EpochForgotten,
     /// The clock of an engine stands still while its machine is suspended.
     Rule16ClockStops,
+    /// A restored arbiter serves at once.
+    Rule21NoHold,
+    /// The recovery reads replicas that an old engine still writes to.
+    Rule21ReadUnfenced,
+    /// An agent deletes the data of a replica as soon as it is asked to.
+    Rule22DeleteAtOnce,
     /// The target still executes what arrives late on a connection that its host has replaced.
     Rule17LateCommands,
 }
@@ -30,5 +36,8 @@ impl ModelBug {
         Self::Rule14EpochForgotten,
         Self::Rule16ClockStops,
         Self::Rule17LateCommands,
+        Self::Rule21NoHold,
+        Self::Rule21ReadUnfenced,
+        Self::Rule22DeleteAtOnce,
     ];
 }

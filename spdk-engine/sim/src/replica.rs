@@ -6,7 +6,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, decode_bits};
+use mirror_core::meta::{
+    Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
+};
 use mirror_core::{EngineInstance, Epoch, LegError, MetaOp, Op, ReplicaFacts};
 
 use crate::disk::Disk;
@@ -28,6 +30,9 @@ pub(crate) struct DiskIo {
     /// It is for the meta area; `op`, `lba` and `data` mean nothing then.
     pub(crate) meta: Option<MetaOp>,
 }
+
+/// What is on a disk after its data was deleted: nothing that any host wrote.
+const WIPED: u64 = (1 << 51) + 1;
 
 /// Bytes that the disk writes at once, whatever happens.
 const SECTOR: usize = 512;
@@ -144,6 +149,22 @@ impl Replica {
                 self.store(from, &io.data, error.is_some() || (hints && io.op == Op::Unmap), durable, rng);
                 error.map_or(Ok(Vec::new()), Err)
             }
+        }
+    }
+
+    /// Its newest superblock.
+    pub(crate) fn superblock(&self) -> Option<Superblock> {
+        newest_superblock(self.meta.get(..SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES)?)
+    }
+
+    /// Its data is deleted; what comes back under the name is an empty disk.
+    pub(crate) fn wipe(&mut self) {
+        self.session = None;
+        self.attaching.clear();
+        self.disk.clear();
+        self.meta.fill(0);
+        for at in 0..self.media.blocks().len() {
+            self.media.write(at, WIPED, true);
         }
     }
 

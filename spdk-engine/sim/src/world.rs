@@ -100,6 +100,10 @@ pub struct Outcome {
     pub leaves: u32,
     /// Runs that ended with hosts that had to detach, as all members had lost acknowledged writes.
     pub refusals: u32,
+    /// Replicas whose data was deleted.
+    pub deletions: u32,
+    /// Records that were recovered.
+    pub recoveries: u32,
     /// Swaps of unknown outcome.
     pub unknown_swaps: u32,
     /// Writes to meta areas.
@@ -228,6 +232,13 @@ pub(crate) enum Event {
     Manager,
     Resume {
         node: usize,
+    },
+    /// An attempt to recover the arbiter's record.
+    Recover,
+    /// An agent looks whether it may delete a replica's data.
+    Delete {
+        replica: usize,
+        until: u64,
     },
     EndOfFaults,
     Phase,
@@ -358,7 +369,7 @@ impl World {
             next_order: 0,
             next_id: 1,
             next_stamp: FIRST_STAMP,
-            arbiter: Arbiter { record },
+            arbiter: Arbiter::new(record),
             replicas: meta.into_iter().map(|blocks| Replica::new(BLOCKS as usize, blocks, volatile)).collect(),
             nodes: (0..ENGINES).map(|_| Node::default()).collect(),
             clients,
@@ -496,6 +507,8 @@ impl World {
             Event::Fault(fault) => self.fault(fault),
             Event::Manager => self.manager_step(),
             Event::Resume { node } => self.resume(node),
+            Event::Recover => self.recover_step(),
+            Event::Delete { replica, until } => self.delete_step(replica, until),
             Event::EndOfFaults => self.end_of_faults(),
             Event::Phase => self.phase_step(),
         }
@@ -554,6 +567,26 @@ impl World {
                 if self.replicas[r].session.map(|s| s.0) == Some(conn) {
                     self.replicas[r].session = None;
                 }
+            }
+        }
+    }
+
+    /// Deletes the data of a replica.
+    pub(crate) fn wipe(&mut self, r: usize) {
+        if let Some((conn, owner)) = self.replicas[r].session {
+            self.lose_conn(owner, conn);
+        }
+        self.replicas[r].wipe();
+    }
+
+    /// Promotes a replica for the recovery: older sessions end.
+    pub(crate) fn fence(&mut self, r: usize, epoch: Epoch, author: &EngineInstance) {
+        let old = self.replicas[r].session;
+        if self.replicas[r].admit(epoch, author) == Admission::Draining {
+            self.replicas[r].admitted_max = self.replicas[r].admitted_max.max(epoch);
+            self.replicas[r].attaching.clear();
+            if let Some((conn, owner)) = old {
+                self.lose_conn(owner, conn);
             }
         }
     }
@@ -619,9 +652,13 @@ impl World {
             return;
         }
         let answer = match body {
-            ToArbiter::Read => ToEngine::Record { config: self.arbiter.record.clone() },
+            ToArbiter::Read => match self.arbiter.read() {
+                Some(config) => ToEngine::Record { config },
+                None => return,
+            },
             ToArbiter::Swap { swap, expect, next } => match self.arbiter.swap(&expect, next.clone()) {
-                Ok(outcome) => {
+                Ok(None) => return,
+                Ok(Some(outcome)) => {
                     let done = outcome == SwapOutcome::Committed;
                     self.trace(|| format!("arbiter: {from:?} swaps to {next:?}: {}", if done { "yes" } else { "no" }));
                     ToEngine::Swapped { swap, outcome }
@@ -659,6 +696,7 @@ impl World {
                 }
             }
             FaultKind::CutArbiter(e) => self.arbiter_cut_until[e] = until,
+            FaultKind::ArbiterRestore => self.restore_arbiter(),
             FaultKind::SlowArbiter => self.arbiter_slow_until = until,
             FaultKind::EngineCrash => self.crash_active(),
             FaultKind::EnginePause => self.pause_active(until),
@@ -668,6 +706,12 @@ impl World {
             FaultKind::WriteErrors(r) => self.replicas[r].write_errors_until = until,
             FaultKind::ReadErrors(r) => self.replicas[r].read_errors_until = until,
             FaultKind::Full(r) => self.replicas[r].full_until = until,
+            FaultKind::Delete(r) => {
+                if let Some(active) = self.manager.active {
+                    self.post(0, Event::Engine { to: active, body: ToEngine::Remove { replica: r } });
+                }
+                self.post(0, Event::Delete { replica: r, until });
+            }
             FaultKind::Remove(r) => {
                 if let Some(active) = self.manager.active {
                     self.post(0, Event::Engine { to: active, body: ToEngine::Remove { replica: r } });

@@ -189,6 +189,25 @@ fn rule_18_clearing_though_a_write_began_is_found() {
 }
 
 #[test]
+fn rule_21_an_old_copy_of_the_record_without_hold_is_found() {
+    // Mostly replicas know better and nothing opens any more; else what is stale is served.
+    is_found(ModelBug::Rule21NoHold, &["not everything went on", "a write was lost", "differ after a clean close"]);
+}
+
+#[test]
+fn rule_21_recovering_from_replicas_that_were_not_fenced_is_found() {
+    is_found(
+        ModelBug::Rule21ReadUnfenced,
+        &["a write was lost", "differ after a clean close", "is not in the recorded in-sync set"],
+    );
+}
+
+#[test]
+fn rule_22_deleting_what_is_still_needed_is_found() {
+    is_found(ModelBug::Rule22DeleteAtOnce, HISTORY);
+}
+
+#[test]
 fn a_failing_run_shrinks_to_one_that_still_fails() {
     let found = first_failure(PlantedBug::Rule06AckBeforeSwap, false);
     assert!(found.is_some());

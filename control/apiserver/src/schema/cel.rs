@@ -36,11 +36,14 @@ impl CelRules {
     /// Everything the rules say against an object; `old` is the object before an update.
     pub fn check(&self, object: &Value, old: Option<&Value>) -> Vec<Cause> {
         let result = VALIDATOR.with(|validator| validator.validate_compiled(&self.0, object, old));
-        result.err().map(|errors| errors.into_iter().map(|error| cause(&error, object)).collect()).unwrap_or_default()
+        result
+            .err()
+            .map(|errors| errors.into_iter().map(|error| cause(&self.0, &error, object)).collect())
+            .unwrap_or_default()
     }
 }
 
-fn cause(error: &ValidationError, object: &Value) -> Cause {
+fn cause(schema: &CompiledSchema, error: &ValidationError, object: &Value) -> Cause {
     let reason = match error.reason.as_deref() {
         Some("FieldValueForbidden") => CauseReason::Forbidden,
         Some("FieldValueRequired") => CauseReason::Required,
@@ -51,26 +54,54 @@ fn cause(error: &ValidationError, object: &Value) -> Cause {
         ErrorKind::ValidationFailure => error.message.clone(),
         _ => format!("rule {:?} could not be evaluated: {}", error.rule, error.message),
     };
-    let value = at(object, &error.field_path).map_or_else(
-        || "null".to_owned(),
-        |value| match value {
-            Value::Object(_) => "\"object\"".to_owned(),
-            Value::Array(_) => "\"array\"".to_owned(),
-            other => other.to_string(),
-        },
-    );
+    let (field, value) = place(schema, object, &error.field_path);
+    let value = match value {
+        Some(Value::Object(_) | Value::Array(_)) => String::new(),
+        Some(value) => format!("{value}: "),
+        None => "null: ".to_owned(),
+    };
     let message = match reason {
         CauseReason::Forbidden => format!("Forbidden: {detail}"),
         CauseReason::Required => format!("Required value: {detail}"),
-        CauseReason::Duplicate => format!("Duplicate value: {value}: {detail}"),
-        _ => format!("Invalid value: {value}: {detail}"),
+        CauseReason::Duplicate => format!("Duplicate value: {value}{detail}"),
+        _ => format!("Invalid value: {value}{detail}"),
     };
-    Cause::new(error.field_path.clone(), reason, message)
+    Cause::new(field, reason, message)
 }
 
-/// The value at a path of field names and list indexes.
-fn at<'a>(object: &'a Value, path: &str) -> Option<&'a Value> {
-    crate::jsonpath::JsonPath::parse(path).ok()?.first(object)
+/// A path as rules tell it, with entries of maps in brackets as those of lists are, and what is there.
+fn place<'a>(schema: &CompiledSchema, object: &'a Value, path: &str) -> (String, Option<&'a Value>) {
+    let (mut schema, mut value, mut rest, mut told) = (Some(schema), Some(object), path, String::new());
+    while !rest.is_empty() {
+        let map = schema.and_then(|s| s.additional_properties.as_deref());
+        let key = map.and(value).and_then(|value| longest_key(value, rest));
+        let (name, tail);
+        if let Some(key) = key {
+            (name, tail) = rest.split_at(key);
+            told.push_str(&format!("[{name}]"));
+            (schema, value) = (map, value.and_then(|value| value.get(name)));
+        } else if let Some((index, after)) = rest.strip_prefix('[').and_then(|list| list.split_once(']')) {
+            tail = after;
+            told.push_str(&format!("[{index}]"));
+            value = index.parse::<usize>().ok().and_then(|index| value?.get(index));
+            schema = schema.and_then(|s| s.items.as_deref());
+        } else {
+            (name, tail) = rest.split_at(rest.find(['.', '[']).unwrap_or(rest.len()));
+            told.push_str(if told.is_empty() { "" } else { "." });
+            told.push_str(name);
+            (schema, value) = (schema.and_then(|s| s.properties.get(name)), value.and_then(|value| value.get(name)));
+        }
+        rest = tail.strip_prefix('.').unwrap_or(tail);
+    }
+    (told, value)
+}
+
+/// Length of the longest key of a map that a path begins with: keys may have dots in them.
+fn longest_key(map: &Value, path: &str) -> Option<usize> {
+    let begins = |key: &&String| {
+        path.strip_prefix(key.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    map.as_object()?.keys().filter(begins).map(String::len).max()
 }
 
 fn has_rules(schema: &Value) -> bool {
@@ -96,6 +127,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn entries_of_maps_are_told_by_their_key() {
+        let entry = json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer",
+            "x-kubernetes-validations": [{"rule": "self > 0", "message": "too few"}]}}},
+            "x-kubernetes-validations": [{"rule": "has(self.a)", "message": "a is needed"}]});
+        let map = json!({"type": "object", "additionalProperties": entry});
+        let schema = json!({"type": "object", "properties": {"map": map}});
+        let rules = CelRules::compile(&schema).unwrap().unwrap();
+        let causes = |object: &Value| {
+            let causes = rules.check(object, None);
+            causes.into_iter().map(|cause| (cause.field, cause.message)).collect::<Vec<_>>()
+        };
+        let told = |field: &str, message: &str| vec![(field.to_owned(), message.to_owned())];
+        assert_eq!(causes(&json!({"map": {"k.x": {}}})), told("map[k.x]", "Invalid value: a is needed"));
+        let deep = causes(&json!({"map": {"k": {"a": [1, 0]}}}));
+        assert_eq!(deep, told("map[k].a[1]", "Invalid value: 0: too few"));
+    }
 
     fn schema() -> Value {
         json!({"type": "object", "properties": {"spec": {

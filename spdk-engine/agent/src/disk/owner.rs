@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::attach::{Attach, Refusal, Step};
-use super::{Away, DiskContext, DiskState, ReadyDisk, Records, Table, Unmanaged, Usage, probe, tell};
+use super::{Away, DiskContext, DiskState, ReadyDisk, Records, Table, Unmanaged, Usage, is_same_place, probe, tell};
 use crate::error::{AgentError, blocking};
 use crate::hub::Key;
 use crate::rpc::{Lvol, Lvstore, RpcError};
@@ -162,6 +162,11 @@ impl Owner {
     async fn put(&mut self, wish: DiskWish) -> Result<(), AgentError> {
         if wish == self.record.wish {
             return Ok(());
+        }
+        // Of two that declare the name at the same moment, the second.
+        if !is_same_place(&self.record.wish.place, &wish.place) {
+            let text = format!("disk '{}' is another device: remove it first, or use another name", self.name());
+            return Err(AgentError::Exists(text));
         }
         let record = DiskRecord { wish, ..self.record.clone() };
         self.records.put(&record).await?;

@@ -415,19 +415,10 @@ mod tests {
 
     #[test]
     fn the_lvstore_of_a_device_is_read_without_opening_it() {
-        use blobstore_format::geometry::Plan;
         let size = 64 << 20;
         let (_dir, path) = file(size, &[]);
         let names = StoreNames { name: "lvs".to_owned(), uuid: uuid::Uuid::from_u128(7) };
-        let plan = Plan {
-            device_size: size,
-            block_size: 4096,
-            physical_block_size: 4096,
-            cluster_size: 1 << 20,
-            md_page_size: 0,
-            md_pages: 64,
-        };
-        let geometry = Geometry::plan(&plan).unwrap();
+        let geometry = crate::fake_plane::FakeStore::geometry(size);
         let mut super_block = geometry.super_block(BsType::LVOLSTORE);
         let write = |at, bytes: &[u8]| {
             File::options().write(true).open(&path).unwrap().write_all_at(bytes, at).unwrap();

@@ -131,7 +131,8 @@ async fn a_new_file_is_made_formatted_once_and_opened_again() {
     let hub = Hub::default();
     let again = open(node.dir.path(), node.status.subscribe(), &hub, &CancellationToken::new());
     let mut state = again.state("d");
-    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    let ready = state.wait_for(|state| matches!(state, DiskState::Ready(_)));
+    tokio::time::timeout(Duration::from_secs(30), ready).await.unwrap().unwrap();
     assert_eq!((hub.disk("d").unwrap().uuid, node.stores()), (disk.uuid, 1));
 }
 

@@ -118,14 +118,20 @@ impl Raid {
     }
 
     async fn watch(self, signals: Arc<Signals>) {
+        // One that lasts is told once.
+        let mut told = String::new();
         while !self.client.is_closed() {
             match self.look().await {
                 Ok(true) => {
                     signals.swaps.notify_one();
                     signals.stale();
                 }
-                Ok(false) => {}
-                Err(error) => tracing::warn!(volume = %self.volume, %error, "cannot look at the array"),
+                Ok(false) => told.clear(),
+                Err(error) if error.to_string() == told => {}
+                Err(error) => {
+                    tracing::warn!(volume = %self.volume, %error, "cannot look at the array");
+                    told = error.to_string();
+                }
             }
             tokio::select! {
                 () = self.end.cancelled() => return,

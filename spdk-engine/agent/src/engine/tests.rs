@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::arbiter::{Fault, MemoryArbiter, record_to_config};
-use crate::disk::{DiskContext, DiskState, Disks};
-use crate::fake_plane::{Fabric, FakePlane};
+use crate::disk::{DiskContext, Disks};
+use crate::fake_plane::{Fabric, FakePlane, ready_disk};
 use crate::replica::{ReplicaContext, Replicas};
 use crate::server::Services;
 use crate::state::DiskStore;
@@ -143,17 +143,7 @@ async fn parts(
         shutdown: shutdown.clone(),
     };
     let replicas = Replicas::open(disks.clone(), context).await.unwrap();
-    let put = pb::PutDiskRequest {
-        name: "d".to_owned(),
-        kind: pb::DiskKind::File.into(),
-        path: dir.join("disk").display().to_string(),
-        size_bytes: 64 << 20,
-        create: true,
-        ..pb::PutDiskRequest::default()
-    };
-    disks.put(put).await.unwrap();
-    let mut state = disks.state("d");
-    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    ready_disk(&disks, &dir.join("disk")).await;
     let context = EngineContext {
         plane,
         hub: hub.clone(),

@@ -143,7 +143,12 @@ impl Replicas {
             // The owner does so again; here an unknown disk is refused before there is an owner.
             self.disks.register(&request.disk, &request.name)?;
         }
-        let handle = self.owner_on(&request.name, &request.disk)?;
+        let handle = self.owner_on(&request.name, &request.disk).inspect_err(|_| {
+            // Its owner is on another disk.
+            if !known {
+                self.disks.unregister(&request.disk, &request.name);
+            }
+        })?;
         let (volume, size, create) = (request.volume, request.size_bytes, request.create);
         // If nothing is made, the owner itself frees the name: this call may be given up before the answer.
         ask(&handle, |reply| Command::Start { volume, size, create, reply }).await

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::disk::{DiskContext, DiskState};
-use crate::fake_plane::{Fabric, FakeLvol, FakePlane, FakeStore};
+use crate::fake_plane::{Fabric, FakeLvol, FakePlane, FakeStore, ready_disk};
 use crate::state::DiskStore;
 use crate::supervise::{self, Plane};
 use std::path::Path;
@@ -30,17 +30,7 @@ async fn node(stock: bool) -> Node {
     let hub = Hub::default();
     let shutdown = CancellationToken::new();
     let (disks, replicas) = open(dir.path(), receiver, &hub, &shutdown).await;
-    let put = pb::PutDiskRequest {
-        name: "d".to_owned(),
-        kind: pb::DiskKind::File.into(),
-        path: dir.path().join("disk").display().to_string(),
-        size_bytes: 64 << 20,
-        create: true,
-        ..pb::PutDiskRequest::default()
-    };
-    disks.put(put).await.unwrap();
-    let mut state = disks.state("d");
-    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    ready_disk(&disks, &dir.path().join("disk")).await;
     Node { plane, fabric, status, disks, replicas, hub, dir, shutdown }
 }
 
@@ -232,7 +222,8 @@ async fn damaged_state_is_told_refused_and_deletable() {
     let shutdown = CancellationToken::new();
     let (disks, again) = open(node.dir.path(), node.status.subscribe(), &hub, &shutdown).await;
     let mut state = disks.state("d");
-    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    let ready = state.wait_for(|state| matches!(state, DiskState::Ready(_)));
+    tokio::time::timeout(Duration::from_secs(30), ready).await.unwrap().unwrap();
     let error = again.start(request(true)).await.unwrap_err();
     assert!(matches!(error, AgentError::Damaged(_)), "{error}");
     let replica = hub.replica("v-r-1").unwrap();
@@ -348,7 +339,7 @@ async fn what_was_deleted_while_its_disk_was_away_goes_when_it_is_back() {
     node.status.send_replace(connect(&second).await);
     let mut state = node.disks.state("d");
     let gone = |state: &DiskState| matches!(state, DiskState::Away(away) if away.reason == "DeviceMissing");
-    state.wait_for(gone).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), state.wait_for(gone)).await.unwrap().unwrap();
     assert!(matches!(node.disks.remove("d").await, Err(AgentError::Forbidden(_))));
     node.replicas.delete("v-r-1", "d").await.unwrap();
     assert!(node.replicas.list().is_empty());
@@ -441,7 +432,8 @@ async fn a_record_that_was_repaired_by_hand_is_used_again_on_its_disk() {
     let shutdown = CancellationToken::new();
     let (disks, again) = open(node.dir.path(), node.status.subscribe(), &hub, &shutdown).await;
     let mut state = disks.state("d");
-    state.wait_for(|state| matches!(state, DiskState::Ready(_))).await.unwrap();
+    let ready = state.wait_for(|state| matches!(state, DiskState::Ready(_)));
+    tokio::time::timeout(Duration::from_secs(30), ready).await.unwrap().unwrap();
     assert!(matches!(again.start(request(false)).await, Err(AgentError::Damaged(_))));
     slots.iter().zip(good).for_each(|(slot, good)| std::fs::write(slot, good).unwrap());
     let replica = again.start(request(false)).await.unwrap();

@@ -180,6 +180,12 @@ pub enum SuperviseError {
         /// The deadline.
         after: Duration,
     },
+    /// One that was killed is still there.
+    #[error("the data plane (pid {pid}) was killed and does not die: is its disk stuck? None is started beside it")]
+    Undead {
+        /// Its pid.
+        pid: i32,
+    },
     /// It answered something unusable.
     #[error(transparent)]
     Rpc(#[from] RpcError),
@@ -262,7 +268,10 @@ impl Supervisor {
     async fn bring_up(&mut self) -> Result<Plane, SuperviseError> {
         let (client, process) = match self.find().await {
             Some(found) => found,
-            None => self.start_process().await?,
+            None => {
+                self.check_none_lives()?;
+                self.start_process().await?
+            }
         };
         self.last = Some(process);
         // Counts as the first start when the process was adopted, so that later ones are restarts.
@@ -287,6 +296,15 @@ impl Supervisor {
         }
         self.kill(&process).await;
         None
+    }
+
+    /// One that is stuck in its disk does not die at once, and what it was writing may still land: no other beside it.
+    fn check_none_lives(&self) -> Result<(), SuperviseError> {
+        let known = self.last.into_iter().chain(process::read_pid_file(&self.config.runtime_dir));
+        match known.into_iter().find(ProcessId::is_alive) {
+            Some(process) if self.config.program.is_some() => Err(SuperviseError::Undead { pid: process.pid }),
+            _ => Ok(()),
+        }
     }
 
     async fn start_process(&mut self) -> Result<(Client, ProcessId), SuperviseError> {

@@ -2,6 +2,10 @@
 use super::*;
 use crate::fake_plane::{Fabric, FakePlane};
 use std::path::Path;
+use tokio::time::timeout;
+
+/// Bounds what has to happen.
+const LONG: Duration = Duration::from_secs(30);
 
 /// Connects to a fake data plane as the supervisor does.
 pub(crate) async fn greet(socket: &Path) -> Plane {
@@ -94,7 +98,7 @@ fn supervision(dir: &Path) -> Supervision {
 
 async fn up(status: &mut watch::Receiver<PlaneStatus>, not: &str) -> Arc<Plane> {
     let wait = status.wait_for(|s| s.plane.as_ref().is_some_and(|plane| plane.instance != not));
-    let status = tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap().unwrap();
+    let status = timeout(2 * LONG, wait).await.unwrap().unwrap();
     status.plane.clone().unwrap()
 }
 
@@ -137,7 +141,7 @@ async fn a_program_that_cannot_start_is_tried_for_ever_and_the_reason_is_told() 
     let shutdown = CancellationToken::new();
     let mut status = start(missing, shutdown.clone());
     for _ in 0..4 {
-        status.changed().await.unwrap();
+        timeout(LONG, status.changed()).await.unwrap().unwrap();
     }
     assert!(status.borrow().reason.contains("/no/such/engine"));
     shutdown.cancel();
@@ -146,7 +150,7 @@ async fn a_program_that_cannot_start_is_tried_for_ever_and_the_reason_is_told() 
     let shutdown = CancellationToken::new();
     let mut status = start(failing, shutdown.clone());
     let told = status.wait_for(|s| s.reason.contains("wrong option"));
-    tokio::time::timeout(Duration::from_secs(30), told).await.unwrap().unwrap();
+    timeout(LONG, told).await.unwrap().unwrap();
     shutdown.cancel();
 }
 
@@ -157,13 +161,28 @@ async fn one_that_somebody_else_runs_is_used_and_never_started_or_ended() {
     let shutdown = CancellationToken::new();
     let mut status = start(config, shutdown.clone());
     let down = |status: &PlaneStatus| status.plane.is_none() && status.reason.contains("somebody else");
-    status.wait_for(down).await.unwrap();
+    timeout(LONG, status.wait_for(down)).await.unwrap().unwrap();
     let plane = FakePlane::serve(dir.path(), false, Fabric::default());
-    status.wait_for(|status| status.plane.is_some()).await.unwrap();
+    timeout(LONG, status.wait_for(|status| status.plane.is_some())).await.unwrap().unwrap();
     assert!(process::read_pid_file(dir.path()).is_none());
     plane.kill();
-    status.wait_for(|status| status.plane.is_none()).await.unwrap();
+    timeout(LONG, status.wait_for(|status| status.plane.is_none())).await.unwrap().unwrap();
     let _again = FakePlane::serve(dir.path(), false, Fabric::default());
     status.wait_for(|status| status.plane.is_some()).await.unwrap();
     shutdown.cancel();
+}
+
+/// What a process that is stuck in its disk was writing may still land.
+#[tokio::test]
+async fn none_is_started_beside_one_that_does_not_die() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut stuck = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+    let process = ProcessId::of(i32::try_from(stuck.id()).unwrap()).unwrap();
+    let (status, _) = watch::channel(PlaneStatus::default());
+    let supervisor =
+        Supervisor { config: supervision(dir.path()), status, child: None, last: Some(process), starts: 1 };
+    assert!(matches!(supervisor.check_none_lives(), Err(SuperviseError::Undead { pid }) if pid == process.pid));
+    stuck.kill().unwrap();
+    stuck.wait().unwrap();
+    supervisor.check_none_lives().unwrap();
 }

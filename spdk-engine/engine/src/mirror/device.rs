@@ -140,6 +140,8 @@ pub struct Device {
     /// Blocks written by copies, over all legs.
     copied: Cell<u64>,
     state: Cell<State>,
+    /// The latest time the core was told; it never goes back.
+    latest: Cell<Nanos>,
     /// Taken down: late completions change nothing any more.
     dead: Cell<bool>,
     closing: RefCell<Vec<futures::channel::oneshot::Sender<()>>>,
@@ -176,6 +178,7 @@ impl Device {
             wake: Cell::new(None),
             copied: Cell::new(0),
             state: Cell::new(State::Open),
+            latest: Cell::new(0),
             dead: Cell::new(false),
             closing: RefCell::default(),
         });
@@ -333,11 +336,17 @@ impl Device {
     }
 
     fn input(self: &Rc<Self>, core: &Core, input: Input) {
+        self.input_at(core, core.now(), input);
+    }
+
+    fn input_at(self: &Rc<Self>, core: &Core, now: Nanos, input: Input) {
         if self.dead.get() {
             return;
         }
+        let now = now.max(self.latest.get());
+        self.latest.set(now);
         let mut out = Vec::new();
-        self.machine.borrow_mut().apply(core.now(), input, &mut out);
+        self.machine.borrow_mut().apply(now, input, &mut out);
         for action in out {
             self.act(core, action);
         }
@@ -586,7 +595,9 @@ impl IoSink for Device {
         if status.is_success() && matches!(run.part, Part::MetaWrite) && self.flush_meta(core, run.leg, run.io) {
             return;
         }
-        let late = core.clock().saturating_sub(run.sent) > LATE_NS;
+        // Not the time of the turn: the lease of reads is judged by it, and this process may have been stopped in between.
+        let now = core.clock();
+        let late = now.saturating_sub(run.sent) > LATE_NS;
         if status.is_success() && late && run.asked < QUESTIONS_MAX {
             return self.ask_again(core, run);
         }
@@ -600,9 +611,9 @@ impl IoSink for Device {
             (Part::MetaRead(into), Ok(())) => {
                 let mut data = vec![0; into.len()];
                 into.copy_to(0, &mut data);
-                self.input(core, Input::MetaRead { leg, io, data: data.into() });
+                self.input_at(core, now, Input::MetaRead { leg, io, data: data.into() });
             }
-            (_, result) => self.input(core, Input::LegDone { leg, io, result }),
+            (_, result) => self.input_at(core, now, Input::LegDone { leg, io, result }),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::reactor::net::Stream;
 use crate::reactor::{Core, OnReady, Polled, WatchId};
 
 /// Commands taken per turn.
-const PUMP_COMMANDS: u32 = 32;
+const PUMP_COMMANDS: u32 = 128;
 /// Bytes of data moved by the commands of a turn: what a device has put into memory is sent while caches still have it.
 const PUMP_BYTES: u32 = 1 << 20;
 /// How long the peer may take to close after a termination request.

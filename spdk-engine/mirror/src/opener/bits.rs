@@ -12,7 +12,8 @@
 //! | enough for `minInSync` | any | those | union of theirs; the others are copied in full |
 //! | some, not enough | strict | all promoted | every region |
 //! | none | available, or one is left | one | every region; copied in full to the others |
-//! | none | strict | all promoted | the core copies one over the others first |
+//! | none, but all have areas | strict | all promoted | every region |
+//! | none, some have no area | strict | all promoted | the core copies one over the others first |
 //!
 //! A single member is equal to itself, but its bits also say what it may not have flushed yet: they are kept too.
 
@@ -20,12 +21,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::power::{Sources, is_changed, sources};
-use super::{MetaUnreadable, OpenAction, OpenEvent, Opener, Phase, members_needed};
+use super::{MetaUnreadable, OpenAction, OpenError, OpenEvent, Opener, Phase, members_needed};
 use crate::config::{Config, ReplicaId};
-use crate::events::{LegId, LegInit, MetaInit, Nanos};
+use crate::events::{LegId, Nanos};
 use crate::meta::{
     Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
 };
+use crate::params::{LegInit, MetaInit};
 
 /// What a member's meta area said.
 #[derive(Debug)]
@@ -77,6 +79,11 @@ impl Opener {
         if !reading || !matches!(self.phase, Phase::ReadingBits { .. }) {
             return;
         }
+        if let Ok(bytes) = &result
+            && let Some(error) = self.record_is_old(&replica, bytes)
+        {
+            return self.fail(error, out);
+        }
         let bits = match result {
             Ok(bytes) => self.judge_bits(&replica, &bytes, out),
             Err(MetaUnreadable) => MemberBits::Unreadable,
@@ -103,17 +110,27 @@ impl Opener {
         MemberBits::Known(bits)
     }
 
-    /// It is this replica's, of this history.
+    /// It is this replica's.
     fn is_own(&self, superblock: &Superblock, replica: &ReplicaId) -> bool {
-        let lineage = self.config.as_ref().map(|c| &c.lineage);
-        superblock.volume == self.params.volume
-            && superblock.replica == *replica
-            && Some(&superblock.lineage) == lineage
+        superblock.volume == self.params.volume && superblock.replica == *replica
+    }
+
+    /// Rule 21: a replica that carries a later record shows that the arbiter's is an old copy.
+    fn record_is_old(&self, replica: &ReplicaId, bytes: &[u8]) -> Option<OpenError> {
+        let config = self.config.as_ref()?;
+        let slots = SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES;
+        let superblock = newest_superblock(bytes.get(..slots)?)?;
+        let newer = self.is_own(&superblock, replica)
+            && superblock.lineage == config.lineage
+            && superblock.config_number > config.config_number;
+        let (found, recorded) = (superblock.config_number, config.config_number);
+        newer.then(|| OpenError::RecordOld { replica: replica.clone(), found, recorded })
     }
 
     fn is_trusted(&self, superblock: &Superblock, replica: &ReplicaId, geometry: &Geometry) -> bool {
         let Some(config) = &self.config else { return false };
         self.is_own(superblock, replica)
+            && superblock.lineage == config.lineage
             && Some(superblock.epoch) == self.served
             && superblock.size_blocks == config.size_blocks
             && superblock.block_size == self.params.block_size
@@ -156,6 +173,12 @@ impl Opener {
             return promoted.clone();
         }
         let Some(source) = self.best_source(promoted) else { return promoted.clone() };
+        let all_have_meta = promoted.iter().all(|r| self.candidates.get(r).is_some_and(|c| c.facts.meta));
+        if base.members_min() > 1 && promoted.len() > 1 && all_have_meta {
+            // They could not be asked, but they will be told: superblocks have to carry what is decided here (rule 6).
+            self.inherited = Some(RegionBits::full(regions));
+            return promoted.clone();
+        }
         if base.members_min() > 1 && promoted.len() > 1 {
             self.equalise_from = self.legs.iter().find(|l| l.replica == source).map(|l| l.leg);
             return promoted.clone();

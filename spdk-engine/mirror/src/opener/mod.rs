@@ -39,18 +39,20 @@
 //! given `up: false` in `Ready` is reconnected by the runner and announced to the core by `LegBack`.
 
 mod bits;
+mod decide;
 mod power;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 pub use types::*;
 
 use self::bits::MemberBits;
 use crate::LEGS_MAX;
 use crate::config::{Config, Epoch, ReplicaId};
-use crate::events::{LegId, LegInit, Nanos, OpenParams, SwapId, SwapOutcome};
+use crate::events::{LegId, Nanos, SwapId, SwapOutcome};
 use crate::meta::RegionBits;
+use crate::params::{LegInit, OpenParams};
 
 #[derive(Debug)]
 enum Phase {
@@ -250,7 +252,9 @@ impl Opener {
             self.fail(OpenError::Superseded, out);
             return;
         };
-        if current.epoch == cas.base.epoch && current.engine_instance == cas.base.engine_instance {
+        let same_engine = current.epoch == cas.base.epoch && current.engine_instance == cas.base.engine_instance;
+        // A number that fell is an old copy of the record (rule 21).
+        if same_engine && current.config_number >= cas.base.config_number {
             self.raise(current, out);
         } else {
             self.fail(OpenError::Superseded, out);
@@ -379,28 +383,6 @@ impl Opener {
         }
     }
 
-    /// When an older engine's reads end (rule 16); `None` when none can be answered any more.
-    fn lease_end(&self, promoted: usize) -> Option<Nanos> {
-        let members = self.config.as_ref().map_or(0, |c| c.in_sync.len());
-        if promoted == members || self.was_clean || self.params.old_engine_dead || self.skips_lease() {
-            return None;
-        }
-        let wait = self.params.options.lease_ns.saturating_add(self.params.waits.lease_margin_ns);
-        self.first_promoted_at.map(|at| at.saturating_add(wait))
-    }
-
-    /// Rule 16 broken on purpose: the old engine's lease is not waited for.
-    fn skips_lease(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        {
-            self.params.options.bug == Some(crate::PlantedBug::Rule16NoWait)
-        }
-        #[cfg(not(feature = "planted-bugs"))]
-        {
-            false
-        }
-    }
-
     /// Members promoted, and members that may still be.
     fn count_members(&self, config: &Config) -> (usize, usize) {
         let mut counts = (0, 0);
@@ -412,54 +394,6 @@ impl Opener {
             }
         }
         counts
-    }
-
-    /// Chooses the sets from what was promoted and swaps them in (rule 15).
-    fn decide(&mut self, out: &mut Vec<OpenAction>) {
-        let Some(base) = self.config.clone() else { return };
-        let (promoted, dropped) = self.promoted_of(&base);
-        let mut next = base.clone();
-        if !self.was_clean {
-            let sources = self.choose_sources(&base, promoted.clone(), out);
-            let unread = self.unread(&promoted);
-            if self.hosts_must_detach && !unread.is_empty() {
-                return self.fail(OpenError::Unread(unread), out);
-            }
-            next.rebuilding.extend(promoted.difference(&sources).cloned());
-            next.in_sync = sources;
-        } else {
-            next.in_sync = promoted;
-        }
-        if self.skips_drop() {
-            next = base.clone();
-        }
-        if next.in_sync == base.in_sync && next.rebuilding == base.rebuilding {
-            out.push(OpenAction::Event(OpenEvent::Decided { config: next, dropped }));
-            self.ready(out);
-            return;
-        }
-        next.config_number = base.config_number.next();
-        out.push(OpenAction::Event(OpenEvent::Decided { config: next.clone(), dropped }));
-        let cas = self.send_cas(base, next, out);
-        self.phase = Phase::Deciding(cas);
-    }
-
-    /// Rule 15 broken on purpose: members that were not promoted stay in `S`.
-    fn skips_drop(&self) -> bool {
-        #[cfg(feature = "planted-bugs")]
-        {
-            self.params.options.bug == Some(crate::PlantedBug::Rule15OpenKeepsUnpromoted)
-        }
-        #[cfg(not(feature = "planted-bugs"))]
-        {
-            false
-        }
-    }
-
-    /// Members of `S` that were promoted, and those that were not.
-    fn promoted_of(&self, config: &Config) -> (BTreeSet<ReplicaId>, BTreeSet<ReplicaId>) {
-        let is_promoted = |r: &ReplicaId| self.candidates.get(r).is_some_and(|c| c.promoted);
-        config.in_sync.iter().cloned().partition(is_promoted)
     }
 
     fn list_legs(&mut self, config: &Config) {

@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::LEGS_MAX;
-use crate::config::{Config, ConfigError, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
-use crate::events::{LegId, Nanos, OpenParams, Options, SwapId, SwapOutcome};
+use crate::config::{
+    Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
+};
+use crate::events::{LegId, Nanos, SwapId, SwapOutcome};
+use crate::params::{OpenParams, Options};
 
 /// Times of an opener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +153,16 @@ pub enum OpenError {
     /// Whether members lost acknowledged writes is not known, as they were promoted but could not be connected and read.
     #[error("members {0:?} could not be read: whether they hold every acknowledged write is not known")]
     Unread(BTreeSet<ReplicaId>),
+    /// A replica knows more than the record: that is an old copy (rule 21), and has to be recovered first.
+    #[error("replica {replica} knows config_number {found}, the record has {recorded}: the record is an old copy")]
+    RecordOld {
+        /// Which.
+        replica: ReplicaId,
+        /// What it knows.
+        found: ConfigNumber,
+        /// What the record says.
+        recorded: ConfigNumber,
+    },
     /// The arbiter did not answer in time.
     #[error("the arbiter did not answer in time")]
     ArbiterTimeout,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use mirror_core::MetaInit;
-use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, Superblock, decode_bits};
+use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, ReplicaState, Superblock, decode_bits};
 
 use mirror_core::{
     Action, Config, ConfigNumber, ConfigVersion, Core, DropReason, EngineInstance, Epoch, Event, HostId, HostResult,
@@ -333,4 +333,41 @@ impl Bench {
     pub fn has_event(&self, wanted: impl Fn(&Event) -> bool) -> bool {
         self.events.iter().any(wanted)
     }
+}
+
+/// The superblock of a member, as an engine of that epoch left it.
+pub fn superblock(name: &str, epoch: u64, instance: &str) -> Superblock {
+    let record = config(&["a"], &[], 1);
+    Superblock {
+        volume: VolumeId::new("v").unwrap(),
+        replica: replica(name),
+        lineage: record.lineage,
+        epoch: Epoch(epoch),
+        engine_instance: record.engine_instance,
+        config_number: record.config_number,
+        in_sync: record.in_sync,
+        rebuilding: record.rebuilding,
+        min_in_sync: 1,
+        size_blocks: BLOCKS,
+        block_size: 512,
+        region_blocks: REGION,
+        state: ReplicaState::Member,
+        instance: instance.to_owned(),
+        sequence: 4,
+    }
+}
+
+/// Open, with bits and superblocks everywhere.
+pub fn opened(in_sync: &[&str], inherited: &[u32]) -> Bench {
+    let mut b = Bench::new(with_bits(in_sync, &[], 1, inherited));
+    b.settle_meta();
+    b
+}
+
+/// Makes a region live, without a write in flight.
+pub fn warm(b: &mut Bench, region: u32) {
+    let w = b.write(u64::from(region) * REGION, 1);
+    b.settle_meta();
+    b.reply_all(w);
+    assert_eq!(b.result_of(w), Some(Ok(())));
 }

@@ -161,17 +161,7 @@ impl World {
             options: self.options(),
             waits,
         });
-        self.engines[e] = Some(Process {
-            instance,
-            epoch: Epoch(0),
-            job: Job::Opening(Box::new(opener)),
-            legs: BTreeMap::new(),
-            promotes: Vec::new(),
-            values: BTreeMap::new(),
-            begun: BTreeMap::new(),
-            copies: Vec::new(),
-            wake: u64::MAX,
-        });
+        self.engines[e] = Some(Process::new(instance, Epoch(0), Job::Opening(Box::new(opener))));
         self.feed.push_back(Feed::Opener(e, OpenInput::Start));
     }
 
@@ -221,7 +211,7 @@ impl World {
 
     fn promote(&mut self, e: usize, r: usize) {
         self.process(e).promotes.retain(|p| *p != r);
-        let facts = ReplicaFacts { meta: self.bounds.bits };
+        let facts = ReplicaFacts { meta: self.bounds.bits, ..ReplicaFacts::default() };
         let result = if self.admit(e, r) { Ok(facts) } else { Err(PromoteError::Newer) };
         self.feed.push_back(Feed::Opener(e, OpenInput::Promoted { replica: replica_id(r), result }));
     }

@@ -92,6 +92,22 @@ struct Process {
     wake: u64,
 }
 
+impl Process {
+    fn new(instance: EngineInstance, epoch: Epoch, job: Job) -> Self {
+        Self {
+            instance,
+            epoch,
+            job,
+            legs: BTreeMap::new(),
+            promotes: Vec::new(),
+            values: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            copies: Vec::new(),
+            wake: u64::MAX,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct DiskIo {
     value: u64,
@@ -261,6 +277,8 @@ impl World {
             local: false,
             up: true,
             meta: bounds.bits,
+            instance: String::new(),
+            changed: false,
         });
         let params = OpenParams {
             volume: VolumeId::new("v1").unwrap(),
@@ -269,20 +287,12 @@ impl World {
             config: record,
             legs: legs.collect(),
             equalise_from: None,
+            flushed: true,
+            hosts_must_detach: false,
             meta: bounds.bits.then(|| MetaInit { inherited: RegionBits::empty(1) }),
             options: world.options(),
         };
-        world.engines[0] = Some(Process {
-            instance,
-            epoch: Epoch(1),
-            job: Job::Finished,
-            legs: BTreeMap::new(),
-            promotes: Vec::new(),
-            values: BTreeMap::new(),
-            begun: BTreeMap::new(),
-            copies: Vec::new(),
-            wake: u64::MAX,
-        });
+        world.engines[0] = Some(Process::new(instance, Epoch(1), Job::Finished));
         for r in members {
             let leg = LegId(u32::try_from(r).unwrap());
             world.replicas[r].session = Some((0, leg));
