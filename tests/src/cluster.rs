@@ -40,6 +40,16 @@ pub struct LocalCluster {
     _turn: File,
 }
 
+/// Waits for the turn of this caller among all that start nodes on this machine; it lasts until the file is dropped.
+///
+/// # Errors
+/// When the lock cannot be made.
+pub fn turn() -> Result<File> {
+    let turn = File::create(std::env::temp_dir().join("addax-e2e.lock"))?;
+    turn.lock()?;
+    Ok(turn)
+}
+
 impl LocalCluster {
     /// Starts a cluster of so many nodes and waits until they are ready.
     ///
@@ -54,8 +64,7 @@ impl LocalCluster {
     /// # Errors
     /// As [`Self::up`].
     pub fn up_with(nodes: u32, more: &[&str]) -> Result<Self> {
-        let turn = File::create(std::env::temp_dir().join("addax-e2e.lock"))?;
-        turn.lock()?;
+        let turn = turn()?;
         // Below the range from which the kernel takes ports of its own, and another one for every test program.
         let port = 12_000 + u16::try_from(std::process::id() % 10_000)?;
         let folder = tempfile::Builder::new().prefix("addax-e2e-").tempdir()?;

@@ -3,6 +3,7 @@
 
 use std::process::Command;
 
+use e2e::cluster;
 use e2e::programs::program;
 use e2e::spdk;
 
@@ -10,8 +11,9 @@ const LINES: [&str; 5] =
     ["degraded", "open again with a new epoch", "healthy", "equal, byte for byte", "the demo has passed"];
 const BEST_EFFORT: &str = "consistency: bestEffort";
 
-/// Runs it with more arguments; what it told.
+/// Runs it with more arguments; what it told. Its ports are fixed: one at a time.
 fn demo(args: &[&str]) -> String {
+    let _turn = cluster::turn().unwrap();
     let output = Command::new(program("addax").unwrap()).arg("demo").args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));

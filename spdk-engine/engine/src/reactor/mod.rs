@@ -18,6 +18,7 @@
 //!
 //! *When things fail.* A panic on a core ends the process: half a data plane is worse than a restarted one.
 
+mod courtesy;
 pub mod disk;
 pub mod driver;
 mod exec;
@@ -41,6 +42,7 @@ use addax_hugepages::BufPool;
 use slab::Slab;
 
 use crate::bdev::{Io, IoSink, IoStatus};
+use courtesy::Courtesy;
 use disk::DiskOp;
 use driver::{Driver, Event, Nanos};
 use exec::LocalTasks;
@@ -414,9 +416,6 @@ impl std::fmt::Debug for Reactor {
 
 /// Most events, messages or completions of one kind handled before the loop looks at the others.
 const BATCH: usize = 256;
-/// How long a busy core keeps its processor at most before it offers it to a thread that waits for it: on a machine of
-/// few processors that is the control core with an RPC.
-const TURN_OVER_NS: Nanos = 500_000;
 /// Turns without work that share one reading of the clock: reading it costs as much as the rest of such a turn.
 const STALE_TURNS: u32 = 8;
 
@@ -472,7 +471,7 @@ impl Reactor {
     /// Runs until [`Core::stop`].
     pub fn run(&mut self) {
         let mut mark = self.core.now();
-        let mut offered = mark;
+        let mut courtesy = Courtesy::new(mark);
         let mut was_working = true;
         while !self.core.0.stop.get() {
             let worked = self.turn();
@@ -485,9 +484,8 @@ impl Reactor {
             was_working = worked;
             if worked {
                 self.idle.worked(now);
-                if now.saturating_sub(offered) >= TURN_OVER_NS {
-                    std::thread::yield_now();
-                    offered = now;
+                if courtesy.is_due(now) {
+                    self.offer(&mut courtesy);
                 }
             } else if self.idle.is_over(now) {
                 self.park();
@@ -496,6 +494,15 @@ impl Reactor {
                 mark = after;
             }
         }
+    }
+
+    /// Lets another thread have the processor, if one waits for it.
+    fn offer(&mut self, courtesy: &mut Courtesy) {
+        self.refresh_clock();
+        let before = self.core.now();
+        std::thread::yield_now();
+        self.refresh_clock();
+        courtesy.offered(before, self.core.now());
     }
 
     /// Sleeps until there is something to do.
