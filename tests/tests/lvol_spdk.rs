@@ -24,6 +24,10 @@ const EXTERNAL_CLUSTERS: u64 = 5;
 const SIZE_MIB: u64 = 320;
 /// Operations between two hand-overs.
 const LEG: usize = 12;
+/// Operations of a program.
+const OPERATIONS: usize = 60;
+/// So many are drawn: many find nothing to work on, such as an lvol when there is none.
+const DRAWN: usize = 600;
 
 fn seeds() -> Range<u64> {
     let full = std::env::var("LVOL_TESTS").is_ok_and(|value| value == "full");
@@ -67,7 +71,7 @@ impl Run {
         let (kind, other) = planes(seed);
         let external = Some((EXTERNAL_CLUSTERS, EXTERNAL_TAG));
         let model = Model::new((1 << 20) / block_size as u64, external, kind.rules());
-        let shape = Shape { ops: 64, beside: 0, clusters: 10 };
+        let shape = Shape { ops: DRAWN, beside: 0, clusters: 10 };
         let plane = Plane::open(kind, &disk)?;
         plane.format()?;
         let (numbers, uuids) = (Numbers::default(), Uuids::new());
@@ -78,15 +82,16 @@ impl Run {
         self.plane.as_ref().context("no data plane runs")
     }
 
-    fn step(&mut self, op: &Op) -> Result<()> {
+    /// Does one operation; false when there is nothing that it could be done to.
+    fn step(&mut self, op: &Op) -> Result<bool> {
         match op.kind {
-            OpKind::ReopenClean => return self.reopen(self.kind, true),
-            OpKind::ReopenDirty => return self.reopen(self.kind, false),
+            OpKind::ReopenClean => return self.reopen(self.kind, true).map(|()| true),
+            OpKind::ReopenDirty => return self.reopen(self.kind, false).map(|()| true),
             _ => {}
         }
-        let Some(call) = op.resolve(&self.model, &mut self.numbers, self.shape) else { return Ok(()) };
+        let Some(call) = op.resolve(&self.model, &mut self.numbers, self.shape) else { return Ok(false) };
         if self.is_beyond_spdk(&call) {
-            return Ok(());
+            return Ok(false);
         }
         let verdict = self.verdict(&call);
         let plane = self.plane.as_ref().context("no data plane runs")?;
@@ -94,11 +99,11 @@ impl Run {
         let refused = if result.is_err() { ", refused" } else { "" };
         self.calls.push(format!("{:?}: {call:?}{refused}", self.kind));
         match (verdict, &result) {
-            (Verdict::Refused(_), Err(_)) | (Verdict::Open, Err(_)) => Ok(()),
+            (Verdict::Refused(_), Err(_)) | (Verdict::Open, Err(_)) => Ok(true),
             (Verdict::Refused(why), Ok(())) => Err(anyhow::anyhow!("{call:?} is not refused, although {why:?}")),
             (_, Ok(())) => {
                 self.model.apply(&call);
-                Ok(())
+                Ok(true)
             }
             (Verdict::Succeeds, Err(error)) => Err(anyhow::anyhow!("{call:?}: {error:#}")),
         }
@@ -159,12 +164,19 @@ impl Run {
     }
 
     fn program(&mut self, ops: &[Op]) -> Result<()> {
-        for (number, op) in ops.iter().enumerate() {
-            if number > 0 && number % LEG == 0 {
-                self.hand_over().with_context(|| format!("before operation {number}"))?;
+        let mut done = 0;
+        for op in ops {
+            if self.step(op).with_context(|| format!("operation {done} on {:?}", self.kind))? {
+                done += 1;
+                if done == OPERATIONS {
+                    break;
+                }
+                if done % LEG == 0 {
+                    self.hand_over().with_context(|| format!("after operation {done}"))?;
+                }
             }
-            self.step(op).with_context(|| format!("operation {number} on {:?}", self.kind))?;
         }
+        ensure!(done == OPERATIONS, "only {done} of {DRAWN} drawn operations could be done");
         self.hand_over().context("at the end")?;
         self.hand_over().context("and back")
     }
