@@ -561,8 +561,8 @@ async fn cost_the_dirty_regions(cluster: Cluster, load: PathBuf) {
     // The host goes on by itself.
     wait_for_writes(&cluster, 100).await;
     running.kill().await.unwrap();
-    wait_for_no_host(&cluster.nodes[0]).await;
 
+    // The next host has the name of the one that was killed, whose writes may still be on their way.
     let check = |area: [&'static str; 4]| [&["--phase", "check", "--written-only"][..], &area].concat();
     cluster.run_load(&load, "cold", &check(COLD)).await;
     cluster.run_load(&load, "hot", &check(HOT)).await;
@@ -577,18 +577,6 @@ async fn cost_no_meta_writes_while_hot(cluster: &Cluster) {
     wait_for_writes(cluster, 500).await;
     assert_eq!(meta_writes(cluster).await, before);
     assert!(before.iter().all(|count| *count > 0), "{before:?}");
-}
-
-/// Waits until a host that was killed is gone for the target as well: the next one of its name is refused until then.
-async fn wait_for_no_host(node: &Node) {
-    let end = tokio::time::Instant::now() + Duration::from_secs(30);
-    for method in ["nvmf_subsystem_get_qpairs", "nvmf_subsystem_get_controllers"] {
-        while node.rpc(method, json!({"nqn": volume_nqn("v")})).await != json!([]) {
-            let mirror = node.rpc("addax_mirror_get", json!({"name": "v.v"})).await;
-            assert!(tokio::time::Instant::now() < end, "the host's sessions do not end: {mirror:#}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
 }
 
 /// Waits until a replica has taken so many writes more.

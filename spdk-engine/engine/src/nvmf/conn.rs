@@ -159,9 +159,9 @@ impl Conn {
         }
     }
 
-    /// Handles at once all that has arrived, whatever it takes.
+    /// Handles at once all that has arrived, whatever it takes. One that was lost or closed, now or before, has nothing.
     pub fn pump_all(self: &Rc<Self>, core: &Core) {
-        while self.pump(core) == Polled::Worked {}
+        while self.owner.borrow().is_some() && self.pump(core) == Polled::Worked {}
     }
 
     fn owner(&self) -> Option<Rc<dyn Owner>> {

@@ -155,9 +155,9 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         self.mail.post(Core::stop);
-        if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            assert!(ended.is_ok() || std::thread::panicking(), "the engine panicked");
+        // One that a failed test has found hanging is not waited for.
+        if let Some(thread) = self.thread.take().filter(|_| !std::thread::panicking()) {
+            assert!(thread.join().is_ok(), "the engine panicked");
         }
     }
 }

@@ -161,6 +161,7 @@ impl Queue {
 pub struct Controller {
     pub admin: Queue,
     pub cntlid: u16,
+    host: &'static str,
     addr: SocketAddr,
     digests: bool,
 }
@@ -171,17 +172,21 @@ impl Controller {
     }
 
     pub fn connect_with(addr: SocketAddr, digests: bool, kato_ms: u32) -> Self {
+        Self::connect_as(HOST, addr, digests, kato_ms)
+    }
+
+    pub fn connect_as(host: &'static str, addr: SocketAddr, digests: bool, kato_ms: u32) -> Self {
         let mut admin = Queue::open(addr, digests);
-        let cqe = admin.connect_as(HOST, SUBSYSTEM, 0, CNTLID_DYNAMIC, kato_ms);
+        let cqe = admin.connect_as(host, SUBSYSTEM, 0, CNTLID_DYNAMIC, kato_ms);
         assert_eq!(cqe.status(), Status::SUCCESS);
         let cntlid = cqe.dw0.get() as u16;
         assert_eq!(admin.set_property(offset::CC, Configuration::enabled().raw().into()).status(), Status::SUCCESS);
-        Self { admin, cntlid, addr, digests }
+        Self { admin, cntlid, host, addr, digests }
     }
 
     pub fn io_queue(&self, qid: u16) -> Queue {
         let mut queue = Queue::open(self.addr, self.digests);
-        let cqe = queue.connect_as(HOST, SUBSYSTEM, qid, self.cntlid, 0);
+        let cqe = queue.connect_as(self.host, SUBSYSTEM, qid, self.cntlid, 0);
         assert_eq!(cqe.status(), Status::SUCCESS);
         queue
     }
