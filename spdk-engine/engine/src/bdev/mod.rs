@@ -266,6 +266,11 @@ pub trait Bdev: Send + Sync + Debug {
     fn holds_guest_data(&self) -> bool {
         false
     }
+    /// Whether other processes may serve the same data to the same hosts: when it goes away here, hosts are to look for
+    /// another path, not to take its namespace for deleted.
+    fn has_other_paths(&self) -> bool {
+        false
+    }
     /// The member `driver_specific` of `bdev_get_bdevs`.
     fn driver_specific(&self) -> Value {
         Value::Object(serde_json::Map::new())

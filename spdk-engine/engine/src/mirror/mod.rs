@@ -80,6 +80,9 @@ impl Bdev for MirrorBdev {
     fn holds_guest_data(&self) -> bool {
         true
     }
+    fn has_other_paths(&self) -> bool {
+        true
+    }
     fn config(&self) -> Option<(&'static str, Value)> {
         // A mirror is opened by its agent with a new epoch, never from a saved file.
         None

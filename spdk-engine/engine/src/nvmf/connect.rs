@@ -296,6 +296,9 @@ fn admit(target: &Target, listen: Address, request: &Request) -> Result<Rc<Subsy
     if !subsystem.allows(&request.host) || !listens {
         return Err(Status::CONNECT_INVALID_HOST.into());
     }
+    if subsystem.has_moved_away() {
+        return Err(Status::CONNECT_CONTROLLER_BUSY.into());
+    }
     Ok(subsystem)
 }
 

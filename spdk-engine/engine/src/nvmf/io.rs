@@ -78,7 +78,7 @@ fn check(queue: &IoQueue, sqe: &Sqe) -> Result<Rc<OpenNamespace>, Status> {
         return Err(Status::INVALID_OPCODE);
     }
     let namespace = queue.table.get(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
-    let refusal = queue.ana.as_ref().and_then(|ana| ana.get(namespace.ana_group).refusal());
+    let refusal = queue.ana.as_ref().and_then(|ana| ana.get(namespace.ana_group.get()).refusal());
     if let Some(status) = refusal {
         return Err(status);
     }

@@ -87,7 +87,7 @@ pub struct NamespaceTable {
 pub struct OpenNamespace {
     pub chan: Chan,
     pub block_shift: u32,
-    pub ana_group: u32,
+    pub ana_group: Cell<u32>,
     running: Cell<u32>,
     idle: Waiters,
 }
@@ -102,7 +102,7 @@ impl OpenNamespace {
             }
         };
         let block_shift = chan.bdev().info().block_size.trailing_zeros();
-        let ana_group = namespace.ana_group;
+        let ana_group = Cell::new(namespace.ana_group);
         Some(Rc::new(Self { chan, block_shift, ana_group, running: Cell::new(0), idle: Waiters::default() }))
     }
 }
@@ -165,6 +165,14 @@ pub fn add_namespace(core: &Core, subsystem: u64, namespace: &NamespaceUse) {
     let table = group(core).tables.borrow().get(&subsystem).cloned();
     if let Some(table) = table {
         table.add(core, namespace);
+    }
+}
+
+/// Puts a namespace of the subsystem's queues on this core into another ANA group.
+pub fn set_ana_group(core: &Core, subsystem: u64, nsid: u32, group: u32) {
+    let table = self::group(core).tables.borrow().get(&subsystem).cloned();
+    if let Some(namespace) = table.and_then(|table| table.get(nsid)) {
+        namespace.ana_group.set(group);
     }
 }
 
@@ -277,9 +285,10 @@ impl IoQueue {
         }
         self.running.set(self.running.get() - 1);
         self.count_completion();
-        if status.is(Status::INTERNAL_PATH_ERROR) && !self.closing.replace(true) {
+        if status.is(Status::INTERNAL_PATH_ERROR) {
             // This engine is no longer the volume's. A host would use up its retries on answers; a connection that
             // ends makes it keep the command and look for the volume again.
+            self.closing.set(true);
             self.conn.close(core);
         }
         self.conn.complete(core, slot, status);

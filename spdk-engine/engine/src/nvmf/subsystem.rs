@@ -3,6 +3,10 @@
 //! *Invariants.* A host that is not on the list has no controller, unless any host is allowed. A namespace or a host is
 //! reported removed only after all I/O under it has completed on every core. What is being removed takes no new users.
 //!
+//! *Other paths.* A host that sees the namespace of a volume go takes the volume for deleted and fails what waits for it.
+//! So when a device goes away that others may serve too ([`crate::bdev::Bdev::has_other_paths`]), nobody sees a subsystem
+//! without it: controllers end first, and Connects are refused until there is a namespace again.
+//!
 //! *When things fail.* Waits for draining have a deadline; past it the caller is told, and the removal goes on by itself.
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +17,6 @@ use std::sync::Arc;
 use futures::future::join_all;
 use nvme_wire::Nqn;
 use nvme_wire::ana::AnaState;
-use nvme_wire::features::AsyncEvent;
 use uuid::Uuid;
 
 use super::address::Address;
@@ -143,10 +146,12 @@ pub struct Subsystem {
     pub allow_any_host: Cell<bool>,
     hosts: RefCell<Vec<Host>>,
     listeners: RefCell<Vec<SubsystemListener>>,
-    namespaces: RefCell<BTreeMap<u32, Namespace>>,
+    pub(super) namespaces: RefCell<BTreeMap<u32, Namespace>>,
     controllers: RefCell<BTreeMap<u16, Rc<Controller>>>,
     next_cntlid: Cell<u16>,
     deleting: Cell<bool>,
+    /// Its device went away, and may be served elsewhere.
+    moved_away: Cell<bool>,
     /// A controller or one of its queues has ended.
     pub changed: Waiters,
 }
@@ -172,6 +177,7 @@ impl Subsystem {
             controllers: RefCell::default(),
             next_cntlid,
             deleting: Cell::new(false),
+            moved_away: Cell::new(false),
             changed: Waiters::default(),
         })
     }
@@ -192,6 +198,12 @@ impl Subsystem {
     #[must_use]
     pub fn is_deleting(&self) -> bool {
         self.deleting.get()
+    }
+
+    /// Whether its device went away and hosts are to look for another path.
+    #[must_use]
+    pub fn has_moved_away(&self) -> bool {
+        self.moved_away.get()
     }
 
     /// Refuses new users from now on; false when somebody else deletes it already.
@@ -278,27 +290,6 @@ impl Subsystem {
         if listeners.len() == before { Err(SubsystemError::NoListener(address)) } else { Ok(()) }
     }
 
-    /// Sets the ANA state of a group (0: of all groups) on a listener, and tells the controllers there.
-    pub fn set_ana_state(
-        &self,
-        core: &Core,
-        address: Address,
-        group: u32,
-        state: AnaState,
-    ) -> Result<(), SubsystemError> {
-        if !self.config.ana_reporting {
-            return Err(SubsystemError::NoAna);
-        }
-        let listener = self.listener(address).ok_or(SubsystemError::NoListener(address))?;
-        if !listener.ana.set(group, state) {
-            return Err(SubsystemError::AnaGroup { group, max: self.config.max_namespaces });
-        }
-        for controller in self.controllers().iter().filter(|c| c.listen() == address) {
-            controller.raise(core, AsyncEvent::AnaChange);
-        }
-        Ok(())
-    }
-
     // Namespaces.
 
     /// Looks at the namespaces, by ascending number.
@@ -359,6 +350,7 @@ impl Subsystem {
         };
         let using = namespace.to_use();
         self.namespaces.borrow_mut().insert(nsid, namespace);
+        self.moved_away.set(false);
         Ok((nsid, using))
     }
 
@@ -394,6 +386,17 @@ impl Subsystem {
         match core.timeout(DRAIN_NS, wait).await {
             Some(_) => Ok(()),
             None => Err(SubsystemError::DrainTimeout(DRAIN_NS / NANOS_PER_MS)),
+        }
+    }
+
+    /// The device of a namespace is about to be taken away.
+    fn device_goes(&self, core: &Core, nsid: u32) {
+        let shared = |namespace: &Namespace| namespace.desc.entry().bdev.has_other_paths();
+        if self.namespaces.borrow().get(&nsid).is_some_and(shared) {
+            self.moved_away.set(true);
+            for controller in self.controllers() {
+                controller.end(core, "the volume is not served here any more");
+            }
         }
     }
 
@@ -476,6 +479,7 @@ fn device_event(subsystem: &Weak<Subsystem>, core: &Core, nsid: u32, event: Bdev
     match event {
         BdevEvent::Resized => subsystem.namespace_changed(core, nsid),
         BdevEvent::Removing => {
+            subsystem.device_goes(core, nsid);
             let task_core = core.clone();
             core.spawn(async move {
                 if let Err(error) = subsystem.remove_namespace(&task_core, nsid).await {

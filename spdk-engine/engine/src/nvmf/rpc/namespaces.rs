@@ -41,6 +41,15 @@ struct Remove {
     nsid: u32,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetGroup {
+    nqn: String,
+    tgt_name: Option<String>,
+    nsid: u32,
+    anagrpid: u32,
+}
+
 pub fn register(methods: &mut Methods) {
     methods.add("nvmf_subsystem_add_ns", When::Runtime, |app, params| async move {
         let Add { nqn, tgt_name, namespace } = decode_relaxed(params, invalid_parameters)?;
@@ -66,6 +75,13 @@ pub fn register(methods: &mut Methods) {
         let target = named_target(&app, tgt_name.as_deref())?;
         let subsystem = named_subsystem(&target, &nqn)?;
         subsystem.remove_namespace(app.core(), nsid).await.map_err(|e| refused(&e))?;
+        Ok(json!(true))
+    });
+    methods.add("nvmf_subsystem_set_ns_ana_group", When::Runtime, |app, params| async move {
+        let SetGroup { nqn, tgt_name, nsid, anagrpid } = decode(params, invalid_parameters)?;
+        let target = named_target(&app, tgt_name.as_deref())?;
+        let subsystem = named_subsystem(&target, &nqn)?;
+        subsystem.set_ana_group(app.core(), nsid, anagrpid).await.map_err(|e| refused(&e))?;
         Ok(json!(true))
     });
 }

@@ -126,6 +126,32 @@ fn ana_states_are_reported_and_enforced() {
     assert_eq!(AnaLog::parse(&bytes).unwrap().state_of(1), Some(AnaState::Inaccessible));
     let read = nvme_wire::IoCommand::Read(nvme_wire::command::BlockRange::new(0, 1));
     assert_eq!(queue.io(read, 512, &[]).0.status(), Status::ANA_INACCESSIBLE);
+    // Each change is told, once the page was read.
+    let request = AdminCommand::AsyncEventRequest.to_sqe(0, 0, Sgl::NONE);
+    let told = |controller: &mut Controller| {
+        controller.admin.send(request, &[]);
+        controller.admin.wait().unwrap().0.dw0.get()
+    };
+    let groups = |controller: &mut Controller| {
+        let (_, bytes) = controller.admin.admin(page, 0, 4096);
+        let log = AnaLog::parse(&bytes).unwrap();
+        log.groups.into_iter().map(|group| (group.id, group.state, group.nsids)).collect::<Vec<_>>()
+    };
+    engine.ok(
+        "nvmf_subsystem_listener_set_ana_state",
+        json!({ "nqn": SUBSYSTEM, "listen_address": engine.address(), "ana_state": "non_optimized", "anagrpid": 7 }),
+    );
+    assert_eq!(told(&mut controller), AsyncEvent::AnaChange.dw0());
+    assert_eq!(groups(&mut controller), [(1, AnaState::Inaccessible, vec![1])]);
+    // A namespace that changes its group changes its state.
+    engine.ok("nvmf_subsystem_set_ns_ana_group", json!({ "nqn": SUBSYSTEM, "nsid": 1, "anagrpid": 7 }));
+    assert_eq!(told(&mut controller), AsyncEvent::AnaChange.dw0());
+    assert_eq!(groups(&mut controller), [(7, AnaState::NonOptimized, vec![1])]);
+    assert_eq!(queue.io(read, 512, &[]).0.status(), Status::SUCCESS);
+    for (nsid, group) in [(1, 0), (1, 33), (2, 1)] {
+        let params = json!({ "nqn": SUBSYSTEM, "nsid": nsid, "anagrpid": group });
+        assert!(engine.call("nvmf_subsystem_set_ns_ana_group", params).is_err(), "{nsid} {group}");
+    }
     let listeners = engine.ok("nvmf_subsystem_get_listeners", json!({ "nqn": SUBSYSTEM }));
     assert_eq!(listeners[0]["ana_states"][31], json!({ "ana_group": 32, "ana_state": "inaccessible" }));
 }

@@ -79,8 +79,17 @@ impl Engine {
 
     /// As [`Self::with_namespace`], over a device whose I/O ends only while the gate is open.
     pub fn with_gate() -> (Self, Gate) {
+        Self::with_gate_over(false)
+    }
+
+    /// The same over a device that other processes may serve as well.
+    pub fn with_shared_gate() -> (Self, Gate) {
+        Self::with_gate_over(true)
+    }
+
+    fn with_gate_over(shared: bool) -> (Self, Gate) {
         let engine = Self::start();
-        let gate = engine.add_gated("G0");
+        let gate = engine.add_gated("G0", shared);
         engine.ok("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "G0" } }));
         engine.ok("nvmf_subsystem_add_host", json!({ "nqn": SUBSYSTEM, "host": HOST }));
         (engine, gate)
@@ -129,9 +138,9 @@ impl Engine {
     }
 
     /// Adds a device whose I/O ends only while the gate is open.
-    pub fn add_gated(&self, name: &'static str) -> Gate {
+    fn add_gated(&self, name: &'static str, shared: bool) -> Gate {
         let gate = Gate(Arc::new(AtomicBool::new(false)));
-        let device = Gated { info: info(name), gate: gate.clone() };
+        let device = Gated { info: info(name), gate: gate.clone(), shared };
         self.on_control(move |app| {
             app.registry().register(Arc::new(device), Vec::new(), "gated").unwrap();
         });
@@ -194,6 +203,7 @@ impl Gate {
 struct Gated {
     info: BdevInfo,
     gate: Gate,
+    shared: bool,
 }
 
 impl Bdev for Gated {
@@ -205,6 +215,9 @@ impl Bdev for Gated {
     }
     fn open(&self, _core: &Core) -> Result<Rc<dyn Channel>, BdevError> {
         Ok(Rc::new(GatedChannel { gate: self.gate.clone() }))
+    }
+    fn has_other_paths(&self) -> bool {
+        self.shared
     }
     fn config(&self) -> Option<(&'static str, Value)> {
         None

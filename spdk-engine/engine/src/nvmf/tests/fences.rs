@@ -116,6 +116,25 @@ fn a_device_that_goes_away_takes_its_namespace_along() {
 }
 
 #[test]
+fn a_device_with_other_paths_takes_its_hosts_along_and_shows_nobody_a_missing_namespace() {
+    let (engine, gate) = Engine::with_shared_gate();
+    let mut controller = Controller::connect(engine.addr);
+    let mut queue = hanging(&controller, 1);
+    let event = nvme_wire::admin::AdminCommand::AsyncEventRequest.to_sqe(0, 0, Sgl::NONE);
+    controller.admin.send(event, &[]);
+    let gone = engine.begin_unregister("G0");
+    assert!(controller.admin.wait().is_none(), "closed without a word about namespaces");
+    queue.wait_closed();
+    assert_eq!(connect(&engine, HOST, SUBSYSTEM), Status::CONNECT_CONTROLLER_BUSY, "while the device goes");
+    gate.open();
+    gone.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(connect(&engine, HOST, SUBSYSTEM), Status::CONNECT_CONTROLLER_BUSY, "and as long as there is none");
+    engine.add_malloc("M0");
+    engine.ok("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "M0" } }));
+    assert_eq!(connect(&engine, HOST, SUBSYSTEM), Status::SUCCESS);
+}
+
+#[test]
 fn listeners_and_subsystems_drain_too() {
     for method in ["nvmf_subsystem_remove_listener", "nvmf_delete_subsystem"] {
         let (engine, gate) = Engine::with_gate();
