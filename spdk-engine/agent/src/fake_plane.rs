@@ -397,6 +397,7 @@ const METHODS: &[&str] = &[
     "nvmf_delete_subsystem",
     "nvmf_subsystem_add_ns",
     "nvmf_subsystem_add_listener",
+    "nvmf_subsystem_listener_set_ana_state",
     "nvmf_subsystem_add_host",
     "nvmf_subsystem_remove_host",
     "nvmf_subsystem_get_controllers",
@@ -611,6 +612,10 @@ impl FakeState {
             "nvmf_subsystem_add_listener" => {
                 self.subsystem(nqn)?.listeners.push(params["listen_address"].clone());
                 yes
+            }
+            "nvmf_subsystem_listener_set_ana_state" => {
+                let known = self.subsystem(nqn)?.listeners.contains(&params["listen_address"]);
+                if known { yes } else { Err((-32603, "error setting ANA state: -22".to_owned())) }
             }
             "nvmf_subsystem_add_host" => match self.subsystem(nqn)?.hosts.insert(host) {
                 true => yes,

@@ -7,10 +7,16 @@
 //! every new session goes through a promote (rules 13 and 14). An array's controller reconnects by itself for a moment; what
 //! that costs is in `raid`.
 //!
+//! *Paths.* An engine is one path of its volume's hosts, which know it for the same volume as its predecessors on whatever
+//! node: one NQN, serial number and namespace. Successive engines number their controllers apart, since a host that still
+//! keeps a path to one refuses the next one's controllers otherwise. A path that is about to be closed is inaccessible first:
+//! then hosts keep their commands, where an answer or a namespace that goes could fail them.
+//!
 //! *When things fail.* All steps can be repeated. [`sweep`] removes whatever an earlier life left behind.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use addax_api::nqn::{engine_host_nqn, volume_nqn};
@@ -19,7 +25,7 @@ use uuid::Uuid;
 use super::device;
 use crate::error::AgentError;
 use crate::replica::DRAIN_DEADLINE;
-use crate::rpc::{AttachParams, Client, Listener, RpcError};
+use crate::rpc::{AttachParams, Client, Listener, NewSubsystem, PathUse, RpcError};
 use crate::state::{EngineWish, MemberWish};
 use crate::supervise::Plane;
 
@@ -158,11 +164,32 @@ pub(super) async fn sweep(plane: &Plane, volume: &str) -> Result<(), RpcError> {
     detach_others(client, volume, |_, _| false).await
 }
 
-/// Exports the mirror to the allowed hosts.
-pub(super) async fn export(client: &Client, wish: &EngineWish, address: SocketAddr) -> Result<(), AgentError> {
+/// Controllers that one engine's subsystem may have.
+const CONTROLLERS_MAX: u16 = 1024;
+/// Engines in a row whose controllers have different numbers.
+const ENGINES_APART: u64 = 63;
+
+/// Numbers of the controllers of a volume's engine in that epoch.
+fn controller_numbers(epoch: u64) -> RangeInclusive<u16> {
+    // Less than ENGINES_APART, which fits.
+    let turn = u16::try_from(epoch % ENGINES_APART).unwrap_or(0);
+    let first = 1 + turn * CONTROLLERS_MAX;
+    first..=first + CONTROLLERS_MAX - 1
+}
+
+/// Exports the mirror to the allowed hosts, who are to use it.
+pub(super) async fn export(
+    client: &Client,
+    wish: &EngineWish,
+    epoch: u64,
+    address: SocketAddr,
+) -> Result<(), AgentError> {
     let nqn = volume_nqn(&wish.volume);
     if client.find_subsystem(&nqn).await?.is_none() {
-        client.nvmf_create_subsystem(&nqn, &crate::replica::serial(&wish.uuid), "Addax Volume", 1).await?;
+        let serial = crate::replica::serial(&wish.uuid);
+        let path = Some(controller_numbers(epoch));
+        let new = NewSubsystem { nqn: &nqn, serial: &serial, model: "Addax Volume", max_namespaces: 1, path };
+        client.nvmf_create_subsystem(&new).await?;
     }
     let found = client.find_subsystem(&nqn).await?;
     let found =
@@ -172,10 +199,22 @@ pub(super) async fn export(client: &Client, wish: &EngineWish, address: SocketAd
     }
     set_hosts(client, &nqn, &found.hosts(), &wish.allowed_hosts).await?;
     let listener = Listener::tcp(address);
-    if !found.listens(&listener) {
+    if found.listens(&listener) {
+        // What a closing that failed has left.
+        client.nvmf_subsystem_listener_set_ana_state(&nqn, &listener, PathUse::Optimized).await?;
+    } else {
         client.nvmf_subsystem_add_listener(&nqn, &listener).await?;
     }
     Ok(())
+}
+
+/// Tells hosts to use this path no more, and to keep their commands. That they do not hear it costs them nothing but an
+/// error by which they find it out.
+pub(super) async fn leave_path(client: &Client, volume: &str, address: SocketAddr) {
+    let (nqn, listener) = (volume_nqn(volume), Listener::tcp(address));
+    if let Err(error) = client.nvmf_subsystem_listener_set_ana_state(&nqn, &listener, PathUse::Inaccessible).await {
+        tracing::warn!(volume, %error, "hosts are not told that this path is closed");
+    }
 }
 
 /// Makes the allow-list of the volume what is wanted. Sessions of hosts that go are ended and drained.
@@ -204,6 +243,17 @@ pub(super) fn mirror_uuid(volume_uuid: &Uuid) -> Uuid {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_in_a_row_number_their_controllers_apart() {
+        let all: Vec<_> = (7..7 + ENGINES_APART).map(controller_numbers).collect();
+        for (index, one) in all.iter().enumerate() {
+            assert!(*one.start() >= 1 && *one.end() <= 0xFFEF, "{one:?}");
+            assert!(all[..index].iter().all(|other| other.end() < one.start() || one.end() < other.start()), "{one:?}");
+        }
+        assert_eq!(controller_numbers(0), controller_numbers(ENGINES_APART));
+        assert_eq!(controller_numbers(u64::MAX).count(), usize::from(CONTROLLERS_MAX));
+    }
 
     #[test]
     fn controllers_are_told_apart_by_volume_replica_and_epoch() {

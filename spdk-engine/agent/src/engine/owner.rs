@@ -13,7 +13,7 @@
 //! *Invariants.*
 //! - An opening that nobody asked for begins by reading the record; it goes on only if the record is this agent's.
 //! - While `Open`, a task of its own serves swaps, so that no call to this owner delays an acknowledgement.
-//! - A mirror that is closing is exported no more, also when the call to close it has failed meanwhile. Once it is closed it
+//! - Hosts are told to keep their commands before a mirror is closed. One that is closing is exported no more, also when the call to close it has failed meanwhile. Once it is closed it
 //!   is done with: if nobody asks to stop the engine again, the volume is opened anew.
 //! - A leg that the mirror let go is detached, so that nothing of it reconnects.
 //!
@@ -411,7 +411,8 @@ impl Owner {
         if open.closing {
             return;
         }
-        let result = build::export(&open.plane.client, &self.wish, self.context.data_address).await;
+        let (client, epoch) = (&open.plane.client, open.identity.epoch);
+        let result = build::export(client, &self.wish, epoch, self.context.data_address).await;
         open.unexported = result.err().map(|error| error.to_string());
         if let Some(reason) = &open.unexported {
             tracing::warn!(volume = %self.wish.volume, %reason, "cannot export the volume yet");
@@ -780,6 +781,7 @@ impl Owner {
                 self.phase = closed();
             }
             Phase::Open(open) => {
+                build::leave_path(&open.plane.client, &self.wish.volume, self.context.data_address).await;
                 let done = open.device.close(&open.plane.client, &self.wish.volume, CLOSE_DEADLINE).await;
                 let is_closed =
                     |found: &Option<MirrorState>| found.as_ref().is_some_and(|found| found.state == "closed");

@@ -238,6 +238,8 @@ async fn a_volume_opens_with_all_members_promoted_and_is_closed_cleanly() {
         let subsystem = &state.subsystems["nqn.2026-11.io.addax:volume:v"];
         assert_eq!(subsystem.hosts.len(), 1);
         assert_eq!(subsystem.namespaces[0]["uuid"], json!(UUID));
+        let made = state.calls.iter().rfind(|(method, _)| method == "nvmf_create_subsystem").unwrap();
+        assert_eq!((&made.1["ana_reporting"], &made.1["min_cntlid"]), (&json!(true), &json!(1025)), "{made:?}");
     }
     // Asking again changes nothing.
     assert_eq!(cluster.nodes[0].services.engines.start(cluster.request()).await.unwrap().epoch, 1);
@@ -246,6 +248,11 @@ async fn a_volume_opens_with_all_members_promoted_and_is_closed_cleanly() {
     assert!(cluster.arbiter.get("v").unwrap().clean);
     {
         let state = cluster.nodes[0].plane.state.lock().unwrap();
+        let steps = ["addax_mirror_close", "nvmf_subsystem_listener_set_ana_state", "addax_mirror_delete"];
+        let taken: Vec<_> = state.calls.iter().filter(|(method, _)| steps.contains(&method.as_str())).collect();
+        let close = taken.iter().position(|(method, _)| method == "addax_mirror_close").unwrap();
+        let told = &taken[close - 1].1["ana_state"];
+        assert_eq!(told, "inaccessible", "hosts keep their commands before anything ends: {taken:?}");
         assert!(state.mirrors.is_empty() && state.controllers.is_empty());
         assert!(!state.subsystems.contains_key("nqn.2026-11.io.addax:volume:v"));
     }
@@ -442,6 +449,14 @@ async fn a_volume_that_could_not_be_closed_is_served_again_or_opened_anew() {
     set("closed");
     let again = node.wait_engine("open anew", |engine| engine.epoch == 2 && engine.state() == pb::State::Running).await;
     assert_eq!(in_sync(&cluster.arbiter).len(), 2, "{again:?}");
+    // What is exported still is to be used again.
+    node.services.engines.stop("v").await.unwrap_err();
+    let last_state = |state: &crate::fake_plane::FakeState| {
+        let set = |(method, _): &&(String, serde_json::Value)| method == "nvmf_subsystem_listener_set_ana_state";
+        state.calls.iter().rfind(set).map(|(_, params)| params["ana_state"].clone())
+    };
+    node.plane.wait_until("usable again", |state| last_state(state) == Some(json!("optimized"))).await;
+    node.running().await;
     node.plane.state.lock().unwrap().failing.clear();
     node.services.engines.stop("v").await.unwrap();
 }

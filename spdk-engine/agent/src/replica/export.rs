@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use super::DRAIN_DEADLINE;
 use crate::error::AgentError;
-use crate::rpc::{Client, Listener, RpcError};
+use crate::rpc::{Client, Listener, NewSubsystem, RpcError};
 use crate::state::ReplicaRecord;
 use crate::supervise::Plane;
 
@@ -46,7 +46,10 @@ pub(super) async fn make(
     let client = &plane.client;
     let nqn = replica_nqn(&record.replica);
     if client.find_subsystem(&nqn).await?.is_none() {
-        client.nvmf_create_subsystem(&nqn, &serial(&record.uuid), "Addax Replica", META_NSID).await?;
+        let serial = serial(&record.uuid);
+        let (model, max_namespaces) = ("Addax Replica", META_NSID);
+        let new = NewSubsystem { nqn: &nqn, serial: &serial, model, max_namespaces, path: None };
+        client.nvmf_create_subsystem(&new).await?;
     }
     let found = client.find_subsystem(&nqn).await?;
     let found =

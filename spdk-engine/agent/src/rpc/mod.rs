@@ -22,7 +22,7 @@ pub use addax::{
 pub use framing::{Framer, FramingError, VALUE_BYTES_MAX};
 pub use lvol::{Lvol, Lvstore, NewLvstore};
 pub use raid::{RaidBdev, RaidProcess, RaidProgress};
-pub use spdk::{AttachParams, Bdev, Controller, Listener, Namespace, Subsystem};
+pub use spdk::{AttachParams, Bdev, Controller, Listener, Namespace, NewSubsystem, PathUse, Subsystem};
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

@@ -86,6 +86,31 @@ pub struct Namespace {
     pub uuid: String,
 }
 
+/// Whether hosts are to use a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PathUse {
+    /// They are.
+    Optimized,
+    /// They keep their commands for other paths, or until this one may be used again.
+    Inaccessible,
+}
+
+/// A subsystem that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSubsystem<'a> {
+    /// Its NQN.
+    pub nqn: &'a str,
+    /// Serial number, the same on every path.
+    pub serial: &'a str,
+    /// Model, the same on every path.
+    pub model: &'a str,
+    /// Highest number of a namespace.
+    pub max_namespaces: u32,
+    /// Controller numbers of one of several paths, which reports ANA states; none for a subsystem that has no other path.
+    pub path: Option<std::ops::RangeInclusive<u16>>,
+}
+
 /// A host's entry in an allow-list.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 struct HostEntry {
@@ -304,15 +329,14 @@ impl Client {
     ///
     /// # Errors
     /// See [`RpcError`].
-    pub async fn nvmf_create_subsystem(
-        &self,
-        nqn: &str,
-        serial: &str,
-        model: &str,
-        max_namespaces: u32,
-    ) -> Result<(), RpcError> {
-        let params = json!({"nqn": nqn, "serial_number": serial, "model_number": model,
-            "allow_any_host": false, "max_namespaces": max_namespaces});
+    pub async fn nvmf_create_subsystem(&self, new: &NewSubsystem<'_>) -> Result<(), RpcError> {
+        let mut params = json!({"nqn": new.nqn, "serial_number": new.serial, "model_number": new.model,
+            "allow_any_host": false, "max_namespaces": new.max_namespaces});
+        if let Some(numbers) = &new.path {
+            params["ana_reporting"] = json!(true);
+            params["min_cntlid"] = json!(numbers.start());
+            params["max_cntlid"] = json!(numbers.end());
+        }
         self.call("nvmf_create_subsystem", params, CALL_DEADLINE).await.map(drop)
     }
 
@@ -349,6 +373,20 @@ impl Client {
     pub async fn nvmf_subsystem_add_listener(&self, nqn: &str, listener: &Listener) -> Result<(), RpcError> {
         let params = json!({"nqn": nqn, "listen_address": listener});
         self.call("nvmf_subsystem_add_listener", params, CALL_DEADLINE).await.map(drop)
+    }
+
+    /// Says whether hosts are to use the path by a listener of a subsystem that reports ANA states.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn nvmf_subsystem_listener_set_ana_state(
+        &self,
+        nqn: &str,
+        listener: &Listener,
+        state: PathUse,
+    ) -> Result<(), RpcError> {
+        let params = json!({"nqn": nqn, "listen_address": listener, "ana_state": state});
+        self.call("nvmf_subsystem_listener_set_ana_state", params, CALL_DEADLINE).await.map(drop)
     }
 
     /// Lets a host in.
