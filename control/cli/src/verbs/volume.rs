@@ -61,6 +61,18 @@ pub enum VolumeVerb {
         #[arg(long, default_value_t = 60)]
         timeout: u64,
     },
+    /// Have another node serve an attached volume. Hosts that use multipath wait until they have connected there.
+    #[command(after_help = "Example: addax volume move data --node node-2")]
+    Move {
+        /// Name of the volume.
+        name: String,
+        /// Node that is to serve it.
+        #[arg(long)]
+        node: String,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
     /// Detach a volume.
     #[command(after_help = "Example: addax volume detach data")]
     Detach {
@@ -138,11 +150,13 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format, quiet: bool)
             let bar = progress(quiet, format!("{name}: being attached to {node}"));
             let endpoint = attach(client, &name, &node, &host_nqn, limit).await?;
             bar.finish_and_clear();
-            match format {
-                Format::Table => print_connect(&endpoint, &host_nqn),
-                _ => output::print(format, &[], &[endpoint], |_| Vec::new())?,
-            }
-            Ok(())
+            print_endpoint(format, endpoint, &host_nqn)
+        }
+        VolumeVerb::Move { name, node, timeout } => {
+            let bar = progress(quiet, format!("{name}: being moved to {node}"));
+            let (endpoint, hosts) = move_to(client, &name, &node, Duration::from_secs(timeout)).await?;
+            bar.finish_and_clear();
+            print_endpoint(format, endpoint, &hosts)
         }
         VolumeVerb::Detach { name, timeout } => {
             let bar = progress(quiet, format!("{name}: being detached"));
@@ -205,15 +219,13 @@ pub async fn attach(
     let volumes = api::<Volume>(client);
     let found = volumes.get_opt(volume).await.map_err(api_error)?;
     let found = found.with_context(|| format!("volume {volume:?} does not exist"))?;
-    if api::<addax_api::Node>(client).get_opt(node).await.map_err(api_error)?.is_none() {
-        bail!("node {node:?} does not exist");
-    }
+    require_node(client, node).await?;
     if found.metadata.deletion_timestamp.is_some() {
         bail!("volume {volume} is being removed");
     }
     let at = found.spec.node_id.as_str();
     if !at.is_empty() && at != node {
-        bail!("volume {volume} is attached to {at}: detach it first, or attach it there");
+        bail!("volume {volume} is attached to {at}: move it, or detach it first, or attach it there");
     }
     let ticket = Ticket {
         type_: TicketType::Api,
@@ -221,13 +233,57 @@ pub async fn attach(
         parameters: TicketParameters { allowed_hosts: hosts.to_vec() },
     };
     put_ticket(&api(client), volume, &ticket).await?;
-    wait_until(&volumes, volume, limit, "attached", |found| {
+    wait_served(&volumes, volume, node, limit).await
+}
+
+async fn require_node(client: &Client, node: &str) -> Result<()> {
+    match api::<addax_api::Node>(client).get_opt(node).await.map_err(api_error)? {
+        Some(_) => Ok(()),
+        None => bail!("node {node:?} does not exist"),
+    }
+}
+
+/// Waits until a node serves the volume; where.
+async fn wait_served(
+    volumes: &Api<Volume>,
+    volume: &str,
+    node: &str,
+    limit: Duration,
+) -> Result<addax_api::volume::Endpoint> {
+    wait_until(volumes, volume, limit, "attached", |found| {
         let status = found?.status.as_ref()?;
         let there = status.state == VolumeState::Attached && status.current_node_id == node;
         let endpoint = status.endpoint.clone().filter(|_| there)?;
         Some(endpoint)
     })
     .await
+}
+
+/// Moves this program's ticket to another node and waits until that serves the volume: the engine is closed in order, and
+/// another one opens it. Gives where it is served then, and the hosts that may connect.
+pub async fn move_to(
+    client: &Client,
+    volume: &str,
+    node: &str,
+    limit: Duration,
+) -> Result<(addax_api::volume::Endpoint, Vec<String>)> {
+    require_node(client, node).await?;
+    let attachments = api::<VolumeAttachment>(client);
+    let tickets = attachments.get_opt(volume).await.map_err(api_error)?.map(|found| found.spec.tickets);
+    let tickets = tickets.unwrap_or_default();
+    let Some(ticket) = tickets.get(TICKET_CLI) else {
+        bail!("volume {volume} was not attached by 'addax volume attach': whoever attached it must move it");
+    };
+    let holds = |(id, other): &(&String, &Ticket)| *id != TICKET_CLI && other.node_id == ticket.node_id;
+    if ticket.node_id != node
+        && let Some((holder, _)) = tickets.iter().find(holds)
+    {
+        bail!("volume {volume}: ticket {holder} holds it on {} as well", ticket.node_id);
+    }
+    let patch = json!({ "spec": { "tickets": { TICKET_CLI: { "nodeID": node } } } });
+    attachments.patch(volume, &PatchParams::default(), &Patch::Merge(patch)).await.map_err(api_error)?;
+    let endpoint = wait_served(&api(client), volume, node, limit).await?;
+    Ok((endpoint, ticket.parameters.allowed_hosts.clone()))
 }
 
 async fn put_ticket(attachments: &Api<VolumeAttachment>, volume: &str, ticket: &Ticket) -> Result<()> {
@@ -357,6 +413,16 @@ async fn show(client: &Client, volume: &str, format: Format) -> Result<()> {
         println!("{}: {:?} ({}) {}", condition.type_, condition.status, condition.reason, condition.message);
     }
     Ok(())
+}
+
+fn print_endpoint(format: Format, endpoint: addax_api::volume::Endpoint, hosts: &[String]) -> Result<()> {
+    match format {
+        Format::Table => {
+            print_connect(&endpoint, hosts);
+            Ok(())
+        }
+        _ => output::print(format, &[], &[endpoint], |_| Vec::new()),
+    }
 }
 
 fn print_connect(endpoint: &addax_api::volume::Endpoint, hosts: &[String]) {
