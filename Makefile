@@ -3,7 +3,7 @@ CARGO ?= cargo
 SEEDS ?= 0..2000
 SECONDS ?= 60
 
-.PHONY: help setup build programs demo test lint fmt docs guest k8s sim model lvol-crash fuzz bench instructions
+.PHONY: help setup build programs demo test lint fmt docs guest k8s sim model lvol-crash fuzz bench bench-pause instructions
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
@@ -70,3 +70,6 @@ bench: ## data-plane benchmark, against a stock SPDK when SPDK_DIR is set; repor
 	$(CARGO) build --release -p addax-engine -p addax-perf
 	$${CARGO_TARGET_DIR:-target}/release/addax-perf bench \
 		--engine $${ADDAX_ENGINE_BIN:-$${CARGO_TARGET_DIR:-target}/release/addax-engine} $(BENCH)
+
+bench-pause: setup programs ## how long I/O pauses when a replica or an engine dies; report under target/bench
+	$(CARGO) run -p e2e --bin pauses

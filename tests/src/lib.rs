@@ -12,6 +12,7 @@ pub mod kubectl;
 pub mod load;
 pub mod lvol_plane;
 pub mod nvme_tcp;
+pub mod pauses;
 pub mod programs;
 pub mod python;
 pub mod spdk;

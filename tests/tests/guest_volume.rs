@@ -28,7 +28,7 @@ fn linux_uses_the_volume_and_outlives_the_death_of_its_engine() {
     scenario_ext4(&guest, HOST_ADDRESS, port, &target.nqn).unwrap();
 
     let before = cluster.epoch(VOLUME).unwrap();
-    scenario_reconnect(&guest, HOST_ADDRESS, port, &target.nqn, || {
+    let pause = scenario_reconnect(&guest, HOST_ADDRESS, port, &target.nqn, || {
         LocalCluster::signal(&[cluster.engine(NODE)?], Signal::SIGKILL)?;
         let again = |found: &serde_json::Value| {
             let status = &found["status"];
@@ -37,6 +37,7 @@ fn linux_uses_the_volume_and_outlives_the_death_of_its_engine() {
         cluster.wait(VOLUME, "open again with a new epoch", again).map(drop).context("after the engine's death")
     })
     .unwrap();
+    println!("engine killed: writes paused for at most {:.2} s", pause.as_secs_f64());
     cluster.wait_healthy(VOLUME, 3).unwrap();
     drop(guest);
 

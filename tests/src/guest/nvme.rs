@@ -136,6 +136,18 @@ impl Connection<'_> {
         Ok(())
     }
 
+    /// Ends one path to the subsystem, by its controller's name.
+    ///
+    /// # Errors
+    /// When the kernel does not let go of it.
+    pub fn drop_path(&self, controller: &str) -> Result<()> {
+        self.guest.check(&format!("nvme disconnect -d {controller}"), COMMAND_TIMEOUT)?;
+        if let Some(left) = self.controllers()?.into_iter().find(|path| path.name == controller) {
+            bail!("{} still has path {left:?} after disconnecting it", self.nqn);
+        }
+        Ok(())
+    }
+
     /// Ends every path to the subsystem.
     ///
     /// # Errors

@@ -65,7 +65,7 @@ pub fn scenario_ext4(guest: &Guest, traddr: &str, port: u16, nqn: &str) -> Resul
 /// `fsync` returned, before or after, is there.
 ///
 /// `outage` runs once, with writes in flight, and must return with the target reachable again, before the
-/// kernel gives up (60 seconds).
+/// kernel gives up (60 seconds). Gives the longest time between two acknowledged writes.
 ///
 /// # Errors
 /// When `outage` fails, the guest sees an I/O error, writing does not go on, or an acknowledged write is lost.
@@ -75,27 +75,86 @@ pub fn scenario_reconnect(
     port: u16,
     nqn: &str,
     outage: impl FnOnce() -> Result<()>,
-) -> Result<()> {
+) -> Result<Duration> {
     let target = Target { traddr: traddr.to_owned(), port, nqn: nqn.to_owned() };
+    let pauses = scenario_outages(guest, &target, &mut [Outage::new("the outage itself", outage)])?;
+    Ok(pauses.into_iter().max().unwrap_or_default())
+}
+
+/// Something that happens to a volume while it is written, and after which it is served again: at the same place, or, if
+/// `then` gives one, by a path that the guest does not know yet.
+pub struct Outage<'a> {
+    name: &'a str,
+    then: Option<Box<dyn FnOnce() -> Result<Option<Target>> + 'a>>,
+}
+
+impl std::fmt::Debug for Outage<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Outage").field(&self.name).finish()
+    }
+}
+
+impl<'a> Outage<'a> {
+    /// One after which the volume is where it was.
+    pub fn new(name: &'a str, happen: impl FnOnce() -> Result<()> + 'a) -> Self {
+        Self { name, then: Some(Box::new(move || happen().map(|()| None))) }
+    }
+
+    /// One after which the volume is elsewhere.
+    pub fn moved(name: &'a str, happen: impl FnOnce() -> Result<Target> + 'a) -> Self {
+        Self { name, then: Some(Box::new(move || happen().map(Some))) }
+    }
+}
+
+/// As [`scenario_reconnect`], for several outages in a row under one mounted file system; gives the longest pause of each.
+/// After a move the new path is connected before the old one is let go.
+///
+/// # Errors
+/// As [`scenario_reconnect`].
+pub fn scenario_outages(guest: &Guest, first: &Target, outages: &mut [Outage<'_>]) -> Result<Vec<Duration>> {
+    let mut target = first.clone();
     let (connection, device) = attach(guest, &target)?;
     make_file_system(guest, &device)?;
     let writer = Writer::start(guest)?;
     writer.wait_for_writes(WRITES_AROUND_OUTAGE)?;
-
-    outage().context("the outage itself")?;
-
-    connection.wait_for_state("live", DEVICE_TIMEOUT)?;
-    let before = writer.writes()?;
-    writer.wait_for_writes(before + WRITES_AROUND_OUTAGE)?;
+    let mut pauses = Vec::new();
+    for outage in outages {
+        let happen = outage.then.take().with_context(|| format!("{} has happened already", outage.name))?;
+        writer.forget_times()?;
+        if let Some(moved) = happen().with_context(|| outage.name.to_owned())? {
+            let old: Vec<_> = connection.controllers()?.into_iter().map(|path| path.name).collect();
+            nvme::connect(guest, &moved, &ConnectOptions::default())?;
+            connection.wait_for_state("live", DEVICE_TIMEOUT)?;
+            old.iter().try_for_each(|path| connection.drop_path(path))?;
+            target = moved;
+        }
+        connection.wait_for_state("live", DEVICE_TIMEOUT)?;
+        let before = writer.writes()?;
+        writer.wait_for_writes(before + WRITES_AROUND_OUTAGE)?;
+        let pause = writer.longest_pause()?;
+        println!("{}: writes paused for at most {:.2} s", outage.name, pause.as_secs_f64());
+        pauses.push(pause);
+    }
     writer.stop()?;
     guest.check(&format!("umount {MOUNT}"), STEP_TIMEOUT)?;
     connection.disconnect()?;
+    no_io_errors(guest)?;
 
     let (connection, device) = attach(guest, &target)?;
     check_file_system(guest, &device)?;
     verify_writes(guest)?;
     guest.check(&format!("umount {MOUNT}"), STEP_TIMEOUT)?;
-    connection.disconnect()
+    connection.disconnect()?;
+    Ok(pauses)
+}
+
+/// What the kernel logs when a user of a device or a file system met an error; that a path has gone is none.
+const IO_ERRORS: &str = "I/O error, dev nvme|Buffer I/O error|EXT4-fs error|EXT4-fs .*[Rr]emount|Aborting journal";
+
+fn no_io_errors(guest: &Guest) -> Result<()> {
+    let found = guest.check(&format!("dmesg | grep -E '{IO_ERRORS}' || true"), STEP_TIMEOUT)?;
+    ensure!(found.is_empty(), "the kernel met errors:\n{found}");
+    Ok(())
 }
 
 fn attach<'guest>(guest: &'guest Guest, target: &Target) -> Result<(Connection<'guest>, String)> {
@@ -164,6 +223,7 @@ write=0
 while [ ! -e stop ]; do
     slot=$((write % 24)); piece=$(((write + write / 24) % 160))
     dd if=/dev/vda of=/mnt/slot.$slot bs=256k skip=$piece count=1 conv=fsync,notrunc || exit 1
+    read now rest </proc/uptime; echo $now >>times
     echo $piece >piece.$slot
     write=$((write + 1)); echo $write >writes.new; mv writes.new writes
 done
@@ -194,6 +254,21 @@ impl<'guest> Writer<'guest> {
     fn writes(&self) -> Result<u64> {
         let text = self.guest.check("cat /tmp/writer/writes 2>/dev/null || echo 0", STEP_TIMEOUT)?;
         text.trim().parse().with_context(|| format!("not a count of writes: {text:?}"))
+    }
+
+    /// Begins to look for pauses, from the last write on.
+    fn forget_times(&self) -> Result<()> {
+        // Renamed, not emptied: the writer opens it for every line.
+        let script = "cd /tmp/writer && mv times old && tail -n 1 old >first";
+        self.guest.check(script, STEP_TIMEOUT).map(drop)
+    }
+
+    /// The longest time between two acknowledged writes since [`Self::forget_times`].
+    fn longest_pause(&self) -> Result<Duration> {
+        let text = self.guest.check("cat /tmp/writer/first /tmp/writer/times", STEP_TIMEOUT)?;
+        let times: Vec<f64> = text.lines().map(str::parse).collect::<Result<_, _>>().context("times of writes")?;
+        let longest = times.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
+        Ok(Duration::from_secs_f64(longest))
     }
 
     fn wait_for_writes(&self, wanted: u64) -> Result<()> {
