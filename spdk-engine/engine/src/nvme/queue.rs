@@ -11,7 +11,9 @@
 //! serves the channel. Neither the first session nor one that takes over held I/O is news: whoever replays at `Up` would
 //! do twice what is under way already.
 //!
-//! *When things fail.* A lost connection is reported to the control core, which ends the whole session: see there.
+//! *When things fail.* A lost connection is reported to the control core, which ends the whole session: see there. Where
+//! the caller replays, it waits for no deadline of seconds when the other side hangs: as soon as I/O makes no progress for
+//! [`PROGRESS_NS`] the controller is asked for a sign of life ([`ctrl::ask`]). One that answers is merely slow and may be.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -32,6 +34,8 @@ use crate::reactor::{CONTROL, Core};
 
 /// Wait before another try where the controller names none.
 const RETRY_NS: Nanos = 10 * NANOS_PER_MS;
+/// How often it is looked whether I/O makes progress, while there is any.
+pub const PROGRESS_NS: Nanos = 300 * NANOS_PER_MS;
 /// Unit of the controller's own retry delays.
 const RETRY_UNIT_NS: Nanos = 100 * NANOS_PER_MS;
 /// What I/O ends with that cannot reach the controller.
@@ -89,6 +93,10 @@ pub struct PathQueue {
     /// I/O with commands still to be sent, in order.
     waiting: RefCell<VecDeque<usize>>,
     sequence: Cell<u64>,
+    /// Commands that have ended.
+    ended: Cell<u64>,
+    /// A look at the progress is due.
+    looking: Cell<bool>,
     watchers: RefCell<Vec<(u64, PathWatcher)>>,
     told: Cell<PathState>,
     users: Cell<usize>,
@@ -126,6 +134,8 @@ impl PathQueue {
             tasks: RefCell::default(),
             waiting: RefCell::default(),
             sequence: Cell::new(0),
+            ended: Cell::new(0),
+            looking: Cell::new(false),
             watchers: RefCell::default(),
             told: Cell::new(PathState::Up),
             users: Cell::new(0),
@@ -188,6 +198,33 @@ impl PathQueue {
         let key = self.tasks.borrow_mut().insert(task);
         self.waiting.borrow_mut().push_back(key);
         self.drain(core);
+        self.look_later(core);
+    }
+
+    /// Looks after a while, and as long as there is I/O, whether it makes progress.
+    fn look_later(self: &Rc<Self>, core: &Core) {
+        if !self.shared.no_replay || self.looking.replace(true) {
+            return;
+        }
+        let (queue, ended) = (Rc::downgrade(self), self.ended.get());
+        let look = move |core: &Core| {
+            if let Some(queue) = queue.upgrade() {
+                queue.look(core, ended);
+            }
+        };
+        core.after(PROGRESS_NS, Rc::new(look));
+    }
+
+    fn look(self: &Rc<Self>, core: &Core, ended: u64) {
+        self.looking.set(false);
+        if self.state.get() != State::Up || self.tasks.borrow().is_empty() {
+            return;
+        }
+        if self.ended.get() == ended {
+            let (id, session) = (self.shared.id, self.session.get());
+            core.post(CONTROL, move |core| ctrl::ask(core, id, session));
+        }
+        self.look_later(core);
     }
 
     /// Asks the control core to end the session and make a new one.
@@ -353,6 +390,7 @@ struct SessionOwner {
 impl Owner for SessionOwner {
     fn completed(self: Rc<Self>, core: &Core, tag: u64, cqe: &Cqe) {
         let Some(queue) = self.queue.upgrade() else { return };
+        queue.ended.set(queue.ended.get().wrapping_add(1));
         let key = tag as usize;
         let status = cqe.status();
         let ended = {

@@ -34,7 +34,11 @@ use super::options::{Attach, Timeouts};
 use super::queue::{self, Down};
 use super::shared::Shared;
 use crate::app::App;
+use crate::reactor::driver::{NANOS_PER_S, Nanos};
 use crate::reactor::{Core, CoreId};
+
+/// How long a controller whose I/O makes no progress may take to give a sign of life.
+const SIGN_OF_LIFE_NS: Nanos = NANOS_PER_S;
 
 /// A core that uses the controller.
 #[derive(Debug)]
@@ -285,6 +289,15 @@ pub fn release_queue(core: &Core, id: u64, from: CoreId, instance: u64) {
 pub fn lost(core: &Core, id: u64, session: u64, loss: &str) {
     if let Some(ctrl) = Controllers::by_id(core, id) {
         ctrl.session_lost(session, loss);
+    }
+}
+
+/// From a data core: I/O of that session makes no progress. A controller that gives no sign of life either is lost.
+pub fn ask(core: &Core, id: u64, session: u64) {
+    let Some(ctrl) = Controllers::by_id(core, id) else { return };
+    let controller = ctrl.controller().filter(|_| ctrl.state.get() == State::Enabled && ctrl.session.get() == session);
+    if let Some(controller) = controller {
+        controller.ask(core, SIGN_OF_LIFE_NS);
     }
 }
 

@@ -11,7 +11,7 @@
 //! *When things fail.* Bring-up says which step failed and leaves no socket behind. After it, the loss of the admin
 //! queue is told once to [`ControllerEvents::lost`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -102,6 +102,8 @@ pub struct Controller {
     io_queues: u32,
     /// Keep-alive timeout that was agreed on, in milliseconds.
     keep_alive_ms: u32,
+    /// It was asked for a sign of life and has not answered yet.
+    asked: Cell<bool>,
     events: RefCell<Option<Rc<dyn ControllerEvents>>>,
 }
 
@@ -166,6 +168,7 @@ impl Controller {
             nvm,
             io_queues,
             keep_alive_ms,
+            asked: Cell::new(false),
             params,
             events: RefCell::new(None),
         }))
@@ -288,6 +291,21 @@ impl Controller {
             tracing::debug!(%error, subnqn = self.params.subnqn, "shutdown notification");
         }
         self.close(core);
+    }
+
+    /// Asks for a sign of life, unless that was done and is open; the admin queue is lost when there is none in time.
+    pub fn ask(self: &Rc<Self>, core: &Core, limit_ns: Nanos) {
+        if self.asked.replace(true) {
+            return;
+        }
+        let (controller, core) = (Rc::clone(self), core.clone());
+        core.clone().spawn(async move {
+            let command = Command::plain(AdminCommand::KeepAlive.to_sqe(0, 0, Sgl::NONE));
+            if let Err(error) = controller.conn.call(&core, "sign of life", command, Some(limit_ns)).await {
+                tracing::warn!(%error, subnqn = controller.params.subnqn, "I/O makes no progress");
+            }
+            controller.asked.set(false);
+        });
     }
 
     /// Closes the admin queue without a word.

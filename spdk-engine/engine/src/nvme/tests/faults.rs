@@ -1,12 +1,18 @@
 //! Sessions that break while there is I/O, and controllers that do not answer.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use nvme_wire::Status;
 use serde_json::json;
 
 use super::{DATA, WRITE, bufs, engine, get, pattern, put, start};
 use crate::bdev::IoOp;
+use crate::nvme::options::DEFAULT_DEADLINE_NS;
 use crate::reactor::driver::NANOS_PER_MS;
 use crate::reactor::{Core, CoreId};
 
@@ -127,6 +133,84 @@ fn a_missed_deadline_loses_the_session() {
             .await;
         assert!(status.is(Status::HOST_PATHING_ERROR), "{status}");
         engine.until_state(|state| state == "enabled").await;
+    });
+}
+
+/// Passes on what comes between a host and the target, until it is told to stand still: then connections stay open and
+/// nothing comes through any more, as with a process that was stopped.
+struct Relay {
+    port: u16,
+    still: Arc<AtomicBool>,
+}
+
+impl Relay {
+    fn start(target: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (port, still) = (listener.local_addr().unwrap().port(), Arc::new(AtomicBool::new(false)));
+        let stop = Arc::clone(&still);
+        std::thread::spawn(move || {
+            for host in listener.incoming() {
+                let Ok(target) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                let host = host.unwrap();
+                let ways = [(host.try_clone().unwrap(), target.try_clone().unwrap()), (target, host)];
+                for (from, to) in ways {
+                    let stop = Arc::clone(&stop);
+                    std::thread::spawn(move || pass_on(from, to, &stop));
+                }
+            }
+        });
+        Self { port, still }
+    }
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream, still: &AtomicBool) {
+    let mut bytes = [0; 65536];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while still.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+/// A target that hangs is found out long before its commands miss their deadline.
+#[test]
+fn io_that_makes_no_progress_asks_for_a_sign_of_life() {
+    engine(|engine| async move {
+        engine.serve(512).await;
+        let relay = Relay::start(engine.port);
+        let more = json!({ "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1, "addax_no_replay": true,
+            "trsvcid": relay.port.to_string() });
+        engine.attach(more).await;
+        let (still, begun) = (Arc::clone(&relay.still), engine.app.core().now());
+        let status = engine
+            .on_channel("Nn1", move |core, chan| async move {
+                assert_eq!(put(&core, &chan, 0, &pattern(1, 512), 512).await, Status::SUCCESS);
+                still.store(true, Ordering::SeqCst);
+                put(&core, &chan, 0, &pattern(2, 512), 512).await
+            })
+            .await;
+        assert!(status.is(Status::HOST_PATHING_ERROR), "{status}");
+        assert!(engine.app.core().now() - begun < DEFAULT_DEADLINE_NS, "the deadline of the command has found it out");
+        relay.still.store(false, Ordering::SeqCst);
+        engine.until_state(|state| state == "enabled").await;
+    });
+}
+
+/// A target that is only slow answers when it is asked, and keeps its session.
+#[test]
+fn io_that_is_slow_keeps_its_session() {
+    engine(|engine| async move {
+        engine.serve_slow().await;
+        let slow = json!({ "delay_bdev_name": "D0", "latency_type": "avg_write", "latency_us": 2_500_000 });
+        engine.ok("bdev_delay_update_latency", slow).await;
+        engine.attach(json!({ "ctrlr_loss_timeout_sec": -1, "reconnect_delay_sec": 1, "addax_no_replay": true })).await;
+        let slow_write =
+            |core: Core, chan: crate::bdev::Chan| async move { put(&core, &chan, 0, &pattern(1, 512), 512).await };
+        assert_eq!(engine.on_channel("Nn1", slow_write).await, Status::SUCCESS);
     });
 }
 
