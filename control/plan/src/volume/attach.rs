@@ -126,7 +126,7 @@ fn keep(pass: &mut Pass<'_>, config: &VolumeConfig, engine: &Engine) {
     if members::serving(pass) && !pass.old.is_deleting() {
         replenish::choose_rebuild(pass, config, &mut addresses);
     }
-    let hosts = allowed_hosts(pass, &engine.spec.node_id);
+    let hosts = kept_hosts(pass, engine);
     if let Some(draft) = &mut pass.engine_new {
         draft.spec.desire_state = DesiredState::Running;
         draft.spec.replica_addresses = addresses;
@@ -202,6 +202,15 @@ pub(crate) fn address_of(pass: &Pass<'_>, replica: &str) -> Option<ReplicaAddres
     let data = object.status.as_ref()?.address.as_ref()?;
     let agent = pass.observed.agent_address(&object.spec.node_id)?;
     Some(ReplicaAddress::new(agent, data))
+}
+
+/// The hosts of an engine that goes on. One that no ticket holds any more is closed next, in order; who would be refused
+/// before that could lose commands that are to wait for the next engine.
+fn kept_hosts(pass: &Pass<'_>, engine: &Engine) -> Vec<String> {
+    let node = engine.spec.node_id.as_str();
+    let attachment = pass.observed.attachments.get(pass.name);
+    let is_held = attachment.is_none_or(|found| found.spec.tickets.values().any(|ticket| ticket.node_id == node));
+    if is_held { allowed_hosts(pass, node) } else { engine.spec.allowed_hosts.clone() }
 }
 
 /// The hosts of the volume itself and those of the tickets that hold it on this node.

@@ -217,6 +217,20 @@ fn attaching_makes_an_engine_with_the_recorded_replicas_and_the_granted_hosts() 
 }
 
 #[test]
+fn hosts_follow_the_tickets_until_the_last_one_goes() {
+    let hosts = |tickets| {
+        let (_, after) = step(attached().with(engine("v").on("n1").replicas(&["a"]).host("nqn.old")).with(tickets), 0);
+        after.engine_of("v").unwrap().spec.allowed_hosts.clone()
+    };
+    let ticket = |node, hosts: &[&str]| attachment("v").ticket_for("cli", TicketType::Api, node, hosts);
+    assert_eq!(hosts(ticket("n1", &["nqn.new"])), ["nqn.new"]);
+    assert_eq!(hosts(ticket("n1", &[])), [] as [&str; 0]);
+    // It is closed next: hosts are to keep their commands, and not to be refused before.
+    assert_eq!(hosts(ticket("n2", &["nqn.new"])), ["nqn.old"]);
+    assert_eq!(hosts(attachment("v")), ["nqn.old"]);
+}
+
+#[test]
 fn an_engine_waits_for_a_replica_that_may_still_come_but_not_for_a_dead_one() {
     let wanted = || detached().with(volume("v").in_sync(&["a", "b", "c"]).wanted_on("n1"));
     let slow = wanted().with(replica("c", "v").on("n3", "d"));
