@@ -31,13 +31,17 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::bdev::{Bdev, BdevError, BdevInfo, Channel, Io, IoTypes};
-use crate::reactor::driver::NANOS_PER_MS;
+use crate::reactor::driver::{NANOS_PER_MS, Nanos};
 use crate::reactor::{Core, CoreId};
 use crate::rpc::params::{decode, invalid_parameters};
 use crate::rpc::{Methods, RpcError, RpcResult, When};
 use convert::ConfigJson;
 use device::{Device, Table};
 use legs::{Claims, LegParams, claim};
+
+/// How long a lost connection is waited for unless the caller says (rule 12). Less than the second for which I/O may stand
+/// still, since the swap that takes the member out is within that second, too.
+const GRACE_NS: Nanos = 800 * NANOS_PER_MS;
 
 /// Adds this module's methods.
 pub fn register(m: &mut Methods) {
@@ -220,7 +224,7 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
             request.size_bytes, request.config.size, request.block_size
         )));
     }
-    let mut options = mirror_core::Options::default();
+    let mut options = mirror_core::Options { grace_ns: GRACE_NS, ..mirror_core::Options::default() };
     if let Some(grace_ms) = request.options.as_ref().and_then(|o| o.grace_ms) {
         options.grace_ns = grace_ms.saturating_mul(NANOS_PER_MS);
     }
