@@ -4,6 +4,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use e2e::engine::Engine;
+use e2e::load::Load;
+use e2e::spdk::free_port;
 use serde_json::{Value, json};
 
 const SIZE: u64 = 8 << 20;
@@ -76,6 +78,26 @@ fn a_rebuilt_replica_joins_by_a_swap_and_a_close_is_recorded() {
     assert_eq!(engine.rpc("addax_mirror_get", Value::Null).unwrap(), json!([]));
     let bases = engine.rpc("bdev_get_bdevs", Value::Null).unwrap();
     assert!(bases.as_array().unwrap().iter().all(|b| b["claimed"] == json!(false)), "claims are left");
+}
+
+/// More than a mirror keeps in flight: 12 queues of 127.
+#[test]
+fn commands_for_which_a_mirror_has_no_room_wait_until_it_has() {
+    const NQN: &str = "nqn.2026-11.io.addax:volume:full";
+    let engine = Engine::start(&["-m", "0x1"]).unwrap();
+    engine.rpc("bdev_malloc_create", json!({"name": "Mx", "num_blocks": SIZE / 4096, "block_size": 4096})).unwrap();
+    // Longer than a host goes on to repeat what it is told to repeat.
+    let slow = json!({"name": "Ma", "base_bdev_name": "Mx", "avg_read_latency": 0, "p99_read_latency": 0,
+        "avg_write_latency": 3_000_000, "p99_write_latency": 3_000_000});
+    engine.rpc("bdev_delay_create", slow).unwrap();
+    let request = json!({"name": "V", "uuid": "5c0a2f8e-8d6e-4b8e-9a52-3e1f6a7b9c02", "volume": "v", "block_size": 4096,
+        "size_bytes": SIZE, "config": config(&["a"], &[]), "legs": [{"replica": "a", "bdev_name": "Ma"}]});
+    engine.rpc("addax_mirror_create", request).unwrap();
+    let port = free_port().unwrap();
+    engine.export("V", NQN, port).unwrap();
+    let load = ["--rw", "write", "--bs", "4k", "--connections", "12", "--qd", "127", "--size", "8M"];
+    let done = Load::start(([127, 0, 0, 1], port).into(), NQN, &load).unwrap().finish().unwrap();
+    assert_eq!((done.errors, done.ios), (0, SIZE / 4096), "{:#}", done.report);
 }
 
 #[test]

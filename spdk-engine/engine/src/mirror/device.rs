@@ -11,18 +11,22 @@
 //! another engine took the volume over. An answer older than [`LATE_NS`] therefore counts only after the leg has answered
 //! a read on the same session: a promote has ended that session, so nothing is acknowledged after a takeover.
 //!
+//! *More than the core takes.* While a volume stands still hosts go on to send, more than the core keeps in flight. What it
+//! calls busy waits here, in order, and is told again when there is room: hosts repeat a busy command a few times only, and
+//! then fail it.
+//!
 //! *When things fail.* A leg whose channel does not exist any more answers "gone".
 
 mod meta;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use addax_hugepages::{Buf, BufSlice};
 use mirror_core::{
-    Action, CopySlot, DropReason, Event, HostId, Input, IoId, LegError, LegId, Op, OpenParams, Payload, SwapId,
-    SwapOutcome,
+    Action, CopySlot, DropReason, Event, HostError, HostId, Input, IoId, LegError, LegId, Op, OpenParams, Payload,
+    SwapId, SwapOutcome,
 };
 use nvme_wire::Status;
 use serde_json::{Value, json};
@@ -46,6 +50,8 @@ const LATE_NS: Nanos = NANOS_PER_S;
 const QUESTIONS_MAX: u32 = 3;
 /// Pause between two tellings of a leg's progress.
 const PROGRESS_NS: Nanos = NANOS_PER_S / 5;
+/// Most I/O of hosts that waits for room in the core.
+const WAITING_MAX: usize = 1 << 16;
 /// Tag of an I/O whose outcome nobody waits for.
 const NO_RUN: u64 = u64::MAX;
 
@@ -130,6 +136,10 @@ pub struct Device {
     block_size: u32,
     machine: RefCell<mirror_core::Core>,
     hosts: RefCell<Slab<Io>>,
+    /// I/O of hosts for which the core had no room.
+    waiting: RefCell<VecDeque<Io>>,
+    /// What waits is being told again.
+    admitting: Cell<bool>,
     legs: RefCell<HashMap<LegId, Leg>>,
     runs: RefCell<Slab<LegRun>>,
     /// One per slot of the core, made at its first use and kept: a window's data lives here between its read and its
@@ -171,6 +181,8 @@ impl Device {
             block_size,
             machine: RefCell::new(mirror_core::Core::open(params)?),
             hosts: RefCell::default(),
+            waiting: RefCell::default(),
+            admitting: Cell::new(false),
             legs: RefCell::default(),
             runs: RefCell::default(),
             copy_buffers: RefCell::default(),
@@ -280,7 +292,7 @@ impl Device {
         }
         self.state.set(State::Stopped);
         self.dead.set(true);
-        let hosts: Vec<Io> = self.hosts.borrow_mut().drain().collect();
+        let hosts: Vec<Io> = self.hosts.borrow_mut().drain().chain(self.waiting.borrow_mut().drain(..)).collect();
         for io in hosts {
             core.complete(io, Status::INTERNAL_PATH_ERROR);
         }
@@ -350,6 +362,18 @@ impl Device {
         for action in out {
             self.act(core, action);
         }
+        if !self.waiting.borrow().is_empty() && !self.admitting.replace(true) {
+            self.admit(core);
+            self.admitting.set(false);
+        }
+    }
+
+    /// Tells the core of I/O that waited, as long as it has room or has ended.
+    fn admit(self: &Rc<Self>, core: &Core) {
+        while self.state.get() != State::Open || self.machine.borrow().has_room() {
+            let Some(io) = self.waiting.borrow_mut().pop_front() else { return };
+            self.submit(core, io);
+        }
     }
 
     fn act(self: &Rc<Self>, core: &Core, action: Action) {
@@ -360,9 +384,13 @@ impl Device {
             Action::MetaIo { leg, io, op } => self.meta_io(core, (leg, io), op),
             Action::HostDone { id, result } => {
                 let io = self.hosts.borrow_mut().try_remove(id.0 as usize);
-                if let Some(io) = io {
-                    core.complete(io, result.map_or_else(host_status, |()| Status::SUCCESS));
+                let Some(io) = io else { return };
+                let mut waiting = self.waiting.borrow_mut();
+                if result == Err(HostError::Busy) && waiting.len() < WAITING_MAX {
+                    return waiting.push_back(io);
                 }
+                drop(waiting);
+                core.complete(io, result.map_or_else(host_status, |()| Status::SUCCESS));
             }
             Action::Swap { swap, expect, next, reason } => {
                 let value = json!({ "swap": swap.0, "next": ConfigJson::of(&next, self.block_size),
