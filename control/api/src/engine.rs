@@ -110,6 +110,10 @@ pub struct EngineStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_hosts: Vec<String>,
 
+    /// It could not open the volume, since a copy knows more than the record.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub record_old: bool,
+
     /// One sentence on what it is doing or why it cannot.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,

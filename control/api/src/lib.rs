@@ -23,6 +23,7 @@ pub mod kinds;
 pub mod name;
 pub mod node;
 pub mod nqn;
+pub mod recovery;
 pub mod replica;
 pub mod setting;
 pub mod types;

@@ -87,6 +87,8 @@ pub const STORAGE_MINIMAL_AVAILABLE_PERCENTAGE: &str = "storage-minimal-availabl
 pub const STORAGE_RESERVED_PERCENTAGE_FOR_DEFAULT_DISK: &str = "storage-reserved-percentage-for-default-disk";
 /// How long a lost copy is waited for.
 pub const REPLICA_REPLENISHMENT_WAIT_INTERVAL: &str = "replica-replenishment-wait-interval";
+/// Raised after the cluster's objects were restored from a backup.
+pub const RECOVERY_GENERATION: &str = "recovery-generation";
 /// How many rebuilds a node takes at once.
 pub const CONCURRENT_REPLICA_REBUILD_PER_NODE_LIMIT: &str = "concurrent-replica-rebuild-per-node-limit";
 /// How long a node counts as alive after its last sign of life.
@@ -119,6 +121,13 @@ pub const SETTINGS: &[SettingInfo] = &[
         type_: SettingType::Integer { min: 1, max: 300 },
         default: "4",
         doc: "Seconds between two signs of life of a node; keep it below a third of the lease's duration.",
+    },
+    SettingInfo {
+        name: RECOVERY_GENERATION,
+        type_: SettingType::Integer { min: 0, max: 1_000_000 },
+        default: "0",
+        doc: "Raise it by one after the objects of the cluster were restored from a backup: every volume is held until its \
+              record was compared with all its copies.",
     },
     SettingInfo {
         name: REPLICA_REPLENISHMENT_WAIT_INTERVAL,
@@ -234,6 +243,8 @@ pub struct Settings {
     pub node_lease_duration_seconds: i64,
     /// See [`NODE_LEASE_RENEW_SECONDS`].
     pub node_lease_renew_seconds: i64,
+    /// See [`RECOVERY_GENERATION`].
+    pub recovery_generation: u32,
     /// See [`REPLICA_REPLENISHMENT_WAIT_INTERVAL`]; in seconds.
     pub replica_replenishment_wait_seconds: i64,
     /// See [`REPLICA_SOFT_ANTI_AFFINITY`].
@@ -269,6 +280,7 @@ impl Settings {
             default_replica_count: count(DEFAULT_REPLICA_COUNT),
             node_lease_duration_seconds: number(NODE_LEASE_DURATION_SECONDS),
             node_lease_renew_seconds: number(NODE_LEASE_RENEW_SECONDS),
+            recovery_generation: count(RECOVERY_GENERATION),
             replica_replenishment_wait_seconds: number(REPLICA_REPLENISHMENT_WAIT_INTERVAL),
             replica_soft_anti_affinity: text(REPLICA_SOFT_ANTI_AFFINITY) == "true",
             storage_minimal_available_percentage: number(STORAGE_MINIMAL_AVAILABLE_PERCENTAGE),

@@ -11,6 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::condition::Condition;
+use crate::recovery::{DiscardedReplica, RecoveryAccount, RecoveryRequest};
 use crate::types::{Address, is_default};
 
 /// The largest volume, in bytes (64 TiB).
@@ -28,6 +29,8 @@ pub const CONDITION_INITIALISED: &str = "Initialised";
 pub const CONDITION_EXPANDED: &str = "Expanded";
 /// Condition: why a deletion waits.
 pub const CONDITION_DELETION_BLOCKED: &str = "DeletionBlocked";
+/// Condition: the record is in doubt, so nothing is opened; it says what to do. Absent otherwise.
+pub const CONDITION_RECOVERY_HOLD: &str = "RecoveryHold";
 
 /// What the volume should be.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -44,6 +47,7 @@ pub const CONDITION_DELETION_BLOCKED: &str = "DeletionBlocked";
     doc = "A block device that is kept as several copies on several nodes.",
     validation = Rule::new("self.metadata.name.size() <= 52 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be at most 52 lower-case letters, digits and '-', beginning and ending with a letter or digit"),
     validation = Rule::new("!has(oldSelf.status) || !has(oldSelf.status.config) || (has(self.status) && has(self.status.config))").message("status.config, once there, cannot be taken away"),
+    validation = Rule::new("!has(self.spec.recovery) || self.spec.recovery.confirm == self.metadata.name").message("spec.recovery.confirm must be the volume's name"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Robustness", type_ = "string", json_path = ".status.robustness"),
     printcolumn(name = "Size", type_ = "integer", json_path = ".spec.size", description = "in bytes"),
@@ -101,6 +105,10 @@ pub struct VolumeSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(min = 1, max = 63)))]
     pub disk_selector: Vec<String>,
+
+    /// What an operator asks to be done to the record, once. The answer is in `status.recoveries` under its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery: Option<RecoveryRequest>,
 }
 
 impl VolumeSpec {
@@ -116,6 +124,7 @@ impl VolumeSpec {
             replica_soft_anti_affinity: false,
             node_selector: Vec::new(),
             disk_selector: Vec::new(),
+            recovery: None,
         }
     }
 }
@@ -171,15 +180,42 @@ pub struct VolumeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<Endpoint>,
 
-    /// The arbiter record: which copies have every acknowledged write. Only the agent of the engine's node changes it.
+    /// The arbiter record: which copies have every acknowledged write. Only the agent of the engine's node changes it, and
+    /// while there is no engine the agent that carries out `spec.recovery`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<VolumeConfig>,
+
+    /// What operators did to the record, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub recoveries: Vec<RecoveryAccount>,
+
+    /// Copies that were set aside: they are neither used nor removed until an operator purges them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 40))]
+    pub discarded: Vec<DiscardedReplica>,
+
+    /// The value of the setting `recovery-generation` for which the record was last compared with all copies.
+    #[serde(default, skip_serializing_if = "is_default")]
+    #[schemars(range(min = 0, max = 1000000))]
+    pub recovery_generation: u32,
+
+    /// An engine has found that a copy knows more than the record: that is an old one. A recovery ends the doubt.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub record_in_doubt: bool,
 
     /// Facts about the volume.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".to_string()]))]
     pub conditions: Vec<Condition>,
+}
+
+impl VolumeStatus {
+    /// Whether the copy was set aside.
+    pub fn is_discarded(&self, replica: &str) -> bool {
+        self.discarded.iter().any(|discarded| discarded.replica == replica)
+    }
 }
 
 /// What an engine promises about acknowledged writes.

@@ -135,6 +135,29 @@ fn rules_of_a_volumes_spec() {
 }
 
 #[test]
+fn a_request_about_the_record_names_its_copy_and_is_confirmed_by_the_volumes_name() {
+    let volume = |request: Value| json!({"metadata": {"name": "v"}, "spec": spec(json!({"recovery": request}))});
+    let request = |change: Value| {
+        let mut request = json!({"id": "r", "action": "recover", "confirm": "v", "requestedBy": "me",
+            "notAfter": "2026-01-01T00:00:00Z"});
+        json_merge(&mut request, &change);
+        request
+    };
+    let forced = json!({"action": "forceOpen", "replica": "a"});
+    for good in [json!({}), json!({"lost": ["a"]}), forced, json!({"action": "purge", "replica": "a"})] {
+        validate_cel_schema::<Volume>(&volume(request(good.clone())), None).unwrap_or_else(|e| panic!("{good}: {e}"));
+    }
+    for (bad, said) in [
+        (json!({"action": "forceOpen"}), "must name the copy"),
+        (json!({"action": "purge", "replica": ""}), "must name the copy"),
+        (json!({"confirm": "yes"}), "must be the volume's name"),
+    ] {
+        let error = validate_cel_schema::<Volume>(&volume(request(bad.clone())), None).unwrap_err();
+        assert!(error.to_string().contains(said), "{bad}: {error}");
+    }
+}
+
+#[test]
 fn a_disk_has_what_belongs_to_its_type() {
     let disk = |change: Value| {
         let mut disk = json!({"type": "block", "path": "/dev/x", "allowScheduling": true});
