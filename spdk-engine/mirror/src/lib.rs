@@ -53,6 +53,7 @@ mod close;
 pub mod config;
 mod core;
 pub mod events;
+pub mod force;
 mod gate;
 mod host;
 mod lease;
