@@ -8,11 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use addax_api::node::CONDITION_READY;
+use addax_api::recovery::{RecoveryAccount, RecoveryOutcome};
 use addax_api::volume::VolumeState;
 use addax_api::{Engine, InstanceManager, Node, Replica, ResourceExt, Setting, Volume, VolumeAttachment, condition};
 use addax_apiserver::fault::{Fault, Outcome};
 use common::Cluster;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Patch, PatchParams};
 use tonic::Status;
 
 fn state(volume: &Volume) -> VolumeState {
@@ -91,6 +94,73 @@ async fn at_rest_nothing_is_written_but_leases() {
     let before = renewed(&cluster.until::<Lease>("leases", |leases| leases.len() == 3).await);
     cluster.until::<Lease>("all are renewed", |now| renewed(now).iter().zip(&before).all(|(a, b)| a != b)).await;
     assert_eq!(cluster.writes()[writes.len()..], Vec::<String>::new());
+}
+
+fn request(id: &str, replica: &str) -> serde_json::Value {
+    let not_after = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
+    serde_json::json!({"spec": {"recovery": {"id": id, "action": "forceOpen", "replica": replica, "confirm": "v",
+        "requestedBy": "test", "notAfter": not_after}}})
+}
+
+/// Puts an operator's request in, and waits for its account.
+async fn ask(cluster: &Cluster, id: &str, replica: &str) -> RecoveryAccount {
+    let patch = Patch::Merge(request(id, replica));
+    cluster.api::<Volume>().patch("v", &PatchParams::default(), &patch).await.unwrap();
+    let found = |volume: &Volume| {
+        let accounts = volume.status.as_ref().map_or(&[][..], |status| &status.recoveries);
+        accounts.iter().find(|account| account.id == id && account.told).cloned()
+    };
+    found(&cluster.volume("answered", "v", |volume| found(volume).is_some()).await).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operators_request_is_carried_out_by_an_agent_once_and_told() {
+    let cluster = Cluster::start().await;
+    until_ready(&cluster).await;
+    cluster.create_volume("v").await;
+    let made = cluster.volume("made", "v", |volume| state(volume) == VolumeState::Detached).await;
+    let copies = made.status.unwrap().config.unwrap().in_sync;
+    // The API itself wants the volume's name.
+    let mut unconfirmed = request("r0", &copies[0]);
+    unconfirmed["spec"]["recovery"]["confirm"] = "yes".into();
+    let patch = Patch::Merge(unconfirmed);
+    let refusal = cluster.api::<Volume>().patch("v", &PatchParams::default(), &patch).await.unwrap_err().to_string();
+    assert!(refusal.contains("must be the volume's name"), "{refusal}");
+
+    let stranger = ask(&cluster, "r1", "x").await;
+    assert_eq!(stranger.outcome, RecoveryOutcome::Refused);
+    assert!(stranger.message.contains(&copies[0]), "{}", stranger.message);
+    cluster.agents.values().for_each(|agent| agent.refuse([Status::failed_precondition("a member can be reached")]));
+    let refused = ask(&cluster, "r2", &copies[0]).await;
+    assert_eq!((refused.outcome, refused.message.as_str()), (RecoveryOutcome::Refused, "a member can be reached"));
+    let calls = || cluster.agents.values().flat_map(|agent| agent.calls()).filter(|call| call.starts_with("Recover"));
+    assert_eq!(calls().count(), 1, "what was refused is not asked again");
+    cluster.agents.values().for_each(common::agent::FakeAgent::refuse_nothing);
+
+    let done = ask(&cluster, "r3", &copies[0]).await;
+    assert_eq!((done.outcome, done.requested_by.as_str()), (RecoveryOutcome::Done, "test"));
+    let forced = cluster.volume("forced", "v", |volume| state(volume) == VolumeState::Detached).await.status.unwrap();
+    assert_eq!((forced.config.unwrap().in_sync, forced.discarded.len()), (vec![copies[0].clone()], 1));
+    cluster
+        .until::<Event>("told", |events| {
+            let reasons: Vec<&str> = events.iter().filter_map(|event| event.reason.as_deref()).collect();
+            reasons.contains(&"ForcedOpen")
+                && reasons.iter().filter(|reason| **reason == "RecoveryRefused").count() == 2
+        })
+        .await;
+    // The other copy stays although somebody deletes its object.
+    cluster.delete::<Replica>(&copies[1]).await;
+    cluster
+        .until::<Replica>("blocked", |replicas| {
+            let blocked = |replica: &Replica| {
+                let conditions = replica.status.as_ref().map_or(&[][..], |status| &status.conditions);
+                condition::get(conditions, "DeletionBlocked").is_some_and(|blocked| blocked.reason == "Discarded")
+            };
+            replicas.iter().any(blocked)
+        })
+        .await;
+    let data: usize = cluster.agents.values().map(|agent| agent.data().len()).sum();
+    assert_eq!(data, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

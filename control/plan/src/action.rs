@@ -13,7 +13,8 @@
 //! - At rest a plan is empty, or holds nothing but a [`Action::RequeueAt`].
 
 use addax_api::ResourceExt;
-use addax_api::{Engine, InstanceManager, Node, Replica, ReplicaAddress, Setting, VolumeAttachment};
+use addax_api::recovery::RecoveryAction;
+use addax_api::{Engine, InstanceManager, Node, Replica, ReplicaAddress, Setting, VolumeAttachment, VolumeConfig};
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -230,6 +231,8 @@ pub enum AgentCall {
         name: String,
         /// The disk's name on the node.
         disk: String,
+        /// The record that the replica must not know as much as; none when the volume itself goes, or an operator wants it.
+        record: Option<Box<DeleteBy>>,
     },
     /// Open a volume: epoch, promotes, mirror, frontend.
     StartEngine {
@@ -272,6 +275,40 @@ pub enum AgentCall {
         /// The hosts that may connect; nobody else may.
         allowed_hosts: Vec<String>,
     },
+    /// Put another record in the place of one that is gone, old, or names only copies that are lost.
+    RecoverVolume(Recovery),
+}
+
+/// By which record a replica is removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeleteBy {
+    /// The record.
+    pub record: VolumeConfig,
+    /// Lineages that are known to be before it.
+    pub over: Vec<String>,
+}
+
+/// What is asked of an agent about a volume's record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// The volume.
+    pub volume: String,
+    /// Of the request; carried out once.
+    pub id: String,
+    /// Force or rebuild.
+    pub action: RecoveryAction,
+    /// The copy that becomes the volume, with force.
+    pub replica: String,
+    /// All copies that are known, with where they are reached.
+    pub replicas: Vec<(String, Option<ReplicaAddress>)>,
+    /// Of these, those that are done without.
+    pub lost: Vec<String>,
+    /// Who asks.
+    pub requested_by: String,
+    /// Of the hold that ends by it.
+    pub generation: u32,
+    /// It is not begun later.
+    pub not_after: Option<Timestamp>,
 }
 
 /// What a call is about: failures are kept by it.
@@ -285,6 +322,8 @@ pub enum CallTarget {
     Engine(String),
     /// A replica of a volume's engine: the volume's and the replica's name.
     Member(String, String),
+    /// A request about a volume's record: the volume's name and the request's.
+    Recovery(String, String),
 }
 
 impl AgentCall {
@@ -301,6 +340,7 @@ impl AgentCall {
             AgentCall::AddReplica { volume, replica, .. } | AgentCall::RemoveReplica { volume, replica } => {
                 CallTarget::Member(volume.clone(), replica.clone())
             }
+            AgentCall::RecoverVolume(recovery) => CallTarget::Recovery(recovery.volume.clone(), recovery.id.clone()),
         }
     }
 }

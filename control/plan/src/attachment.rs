@@ -17,6 +17,7 @@ use jiff::Timestamp;
 
 use crate::action::Action;
 use crate::observed::{Observed, Tabled};
+use crate::volume::held;
 use crate::write;
 
 /// What is to be done for an attachment now.
@@ -67,7 +68,7 @@ fn desired_node<'a>(
 
 /// Only what is detached in full can be attached.
 fn can_attach(observed: &Observed, volume: &Volume) -> bool {
-    let detached = state(volume) == VolumeState::Detached;
+    let detached = state(volume) == VolumeState::Detached && held(volume).is_none();
     detached && !volume.is_deleting() && observed.engine_of(&volume.reference().name).is_none()
 }
 
@@ -103,6 +104,9 @@ fn judge(
     }
     if node.is_empty() && !observed.is_alive(wanted, now) {
         return refused(format!("node {wanted} gives no sign of life"));
+    }
+    if let Some(why) = held(volume) {
+        return refused(format!("the volume is held: {why}"));
     }
     let current = volume.status.as_ref().map_or("", |status| status.current_node_id.as_str());
     match state(volume) {

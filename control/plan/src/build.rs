@@ -236,6 +236,7 @@ impl AgentBuilder {
             epoch,
             engine_instance: format!("e{epoch}"),
             best_effort: false,
+            record_old: false,
             replicas: members.iter().map(|(name, mode)| ((*name).to_owned(), member(*mode))).collect(),
             allowed_hosts: Vec::new(),
             changed_at: at(0),

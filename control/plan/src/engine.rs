@@ -105,6 +105,7 @@ impl<'a> Pass<'a> {
                 status.epoch = seen.epoch;
                 status.allowed_hosts = seen.allowed_hosts.clone();
                 status.message = seen.message.clone();
+                status.record_old = seen.record_old;
                 status.consistency =
                     Some(if seen.best_effort { Consistency::BestEffort } else { Consistency::Guaranteed });
             }
@@ -115,6 +116,7 @@ impl<'a> Pass<'a> {
                 status.endpoint = None;
                 status.allowed_hosts = Vec::new();
                 status.consistency = None;
+                status.record_old = false;
                 status.message = String::new();
             }
         }

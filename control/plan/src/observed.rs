@@ -197,6 +197,8 @@ pub struct AgentEngine {
     pub engine_instance: String,
     /// Whether its acknowledgements do not wait for the record.
     pub best_effort: bool,
+    /// It cannot open the volume, since a replica knows more than the record.
+    pub record_old: bool,
     /// The replicas it uses or has put out of use.
     pub replicas: BTreeMap<String, AgentMember>,
     /// The hosts that may connect.

@@ -6,6 +6,8 @@
 //! complete without it, and of copies in sync only those beyond the wanted number. A copy on a disk that is to be emptied
 //! (see [`evict`]) is treated as if the volume lacked it already, but is removed last.
 //!
+//! *Copies that were set aside* by an operator (`status.discarded`) are none of this: not used, not waited for, not removed.
+//!
 //! *When things fail.* A rebuild that fails is tried again after a growing wait, a few times; then the replica counts as
 //! lost and is replaced.
 
@@ -61,7 +63,7 @@ fn is_in_use(pass: &Pass<'_>, config: &VolumeConfig, replica: &Replica) -> bool 
     let name = replica.name_any();
     let was_used = config.names(&name) || replica.spec.last_healthy_at.is_some();
     let can_come = was_used || pass.is_node_up(&replica.spec.node_id);
-    let stays = !is_evicting(pass.observed, replica);
+    let stays = !is_evicting(pass.observed, replica) && !pass.is_discarded(&name);
     stays && can_come && replica.spec.failed_at.is_none() && !replica.is_deleting()
 }
 
@@ -72,7 +74,7 @@ fn drop_unused(pass: &mut Pass<'_>, config: &VolumeConfig) {
         .iter()
         .filter(|(name, replica)| {
             let never_used = !config.names(name) && replica.spec.last_healthy_at.is_none();
-            never_used && !replica.is_deleting() && !pass.is_node_up(&replica.spec.node_id)
+            never_used && !pass.is_discarded(name) && !replica.is_deleting() && !pass.is_node_up(&replica.spec.node_id)
         })
         .map(|(name, _)| name.clone())
         .collect();
@@ -81,8 +83,9 @@ fn drop_unused(pass: &mut Pass<'_>, config: &VolumeConfig) {
 
 /// When to stop waiting for a failed replica to come back; `None` if there is none to wait for.
 fn wait_for_return(pass: &Pass<'_>) -> Option<Timestamp> {
-    let hope = pass.replicas.values().any(|replica| {
+    let hope = pass.replicas.iter().any(|(name, replica)| {
         replica.spec.failed_at.is_some()
+            && !pass.is_discarded(name)
             && !replica.is_deleting()
             && replica.spec.rebuild_retry_count < RETRIES_MAX
             && pass.observed.nodes.get(&replica.spec.node_id).is_some()
@@ -196,6 +199,7 @@ fn readiness(
         (listed || known).then_some(())
     });
     let usable = !replica.is_deleting()
+        && !pass.is_discarded(name)
         && !is_evicting(pass.observed, replica)
         && !config.names(name)
         && !addresses.contains_key(name)
@@ -244,7 +248,7 @@ fn clean_up(pass: &mut Pass<'_>, config: &VolumeConfig, wanted: usize) {
     let unneeded: Vec<String> = pass
         .replicas
         .iter()
-        .filter(|(name, replica)| !config.names(name) && !replica.is_deleting())
+        .filter(|(name, replica)| !config.names(name) && !replica.is_deleting() && !pass.is_discarded(name))
         .map(|(name, _)| name.clone())
         .collect();
     unneeded.iter().for_each(|name| pass.delete_replica(name));

@@ -4,11 +4,13 @@
 //! does not know it.
 //!
 //! *Invariants.* Data is made only for a replica that has never reported any and that no record names: a copy that has
-//! vanished is an error, not an empty copy. Data is removed only after the volume's record names the replica no more,
+//! vanished is an error, not an empty copy. One that an operator has set aside stays until it is purged. Data is removed only after the volume's record names the replica no more,
 //! or when the volume itself is being deleted for good (consistency rule 22); without the Volume object it stays where
 //! it is, as an orphan.
 //!
 //! *When things fail.* A failed call is asked again when its delay is over; the condition tells what the agent said.
+
+use std::collections::BTreeSet;
 
 use addax_api::condition;
 use addax_api::replica::{CONDITION_DELETION_BLOCKED, CONDITION_INSTANCE_READY};
@@ -16,8 +18,9 @@ use addax_api::volume::VolumeState;
 use addax_api::{DesiredState, InstanceState, Replica, Volume};
 use jiff::Timestamp;
 
-use crate::action::{Action, AgentCall, CallTarget};
+use crate::action::{Action, AgentCall, CallTarget, DeleteBy};
 use crate::observed::{AgentReplica, AgentView, Observed, Tabled};
+use crate::volume::is_purging;
 use crate::write;
 
 /// How long a replica that its agent calls broken is left before it is started again, in seconds.
@@ -122,7 +125,8 @@ impl Pass<'_> {
         let spec = &self.replica.spec;
         let reported = self.replica.status.as_ref().and_then(|status| status.fresh).is_some();
         // Without the Volume object nobody can say that no record names this replica.
-        let unnamed = self.volume().is_some_and(|volume| !record_names(volume, self.name));
+        let unnamed =
+            self.volume().is_some_and(|volume| !record_names(volume, self.name) && !is_discarded(volume, self.name));
         self.call(AgentCall::StartReplica {
             name: self.name.to_owned(),
             volume: spec.volume_name.clone(),
@@ -156,8 +160,9 @@ impl Pass<'_> {
                     return Some(vec![Action::RequeueAt(failure.retry_at)]);
                 }
                 condition::remove(conditions, CONDITION_DELETION_BLOCKED);
-                let call =
-                    AgentCall::DeleteReplica { name: self.name.to_owned(), disk: self.replica.spec.disk_id.clone() };
+                let record = judged_by(volume, self.name).map(Box::new);
+                let (name, disk) = (self.name.to_owned(), self.replica.spec.disk_id.clone());
+                let call = AgentCall::DeleteReplica { name, disk, record };
                 let mut actions = vec![Action::Confirm { object: volume.reference() }, self.call(call)];
                 actions.extend(let_go(new));
                 Some(actions)
@@ -173,6 +178,12 @@ impl Pass<'_> {
         if record_names(volume, self.name) && !is_being_deleted_for_good(volume) {
             let message = format!("the record of volume {} names this replica", self.replica.spec.volume_name);
             return Removal::Blocked("InUse", message);
+        }
+        if is_discarded(volume, self.name) && !is_purged(volume, self.name) && !is_being_deleted_for_good(volume) {
+            let name = &self.replica.spec.volume_name;
+            let message =
+                format!("it was set aside: `addax volume purge-discarded {name} --replica {}` removes it", self.name);
+            return Removal::Blocked("Discarded", message);
         }
         if self.observed.nodes.get(node).is_none() {
             return Removal::Keep;
@@ -206,6 +217,29 @@ fn record_names(volume: &Volume, replica: &str) -> bool {
     config.is_some_and(|config| config.names(replica))
 }
 
+/// The record by which the replica's own agent judges once more whether the data may go; none when it goes whatever it is.
+fn judged_by(volume: &Volume, replica: &str) -> Option<DeleteBy> {
+    if is_being_deleted_for_good(volume) || is_purged(volume, replica) {
+        return None;
+    }
+    let status = volume.status.as_ref()?;
+    let record = status.config.clone()?;
+    let before = status.recoveries.iter().filter_map(|account| account.from.as_ref());
+    let over: BTreeSet<String> =
+        before.map(|from| from.lineage.clone()).filter(|lineage| *lineage != record.lineage).collect();
+    Some(DeleteBy { record, over: over.into_iter().collect() })
+}
+
+/// Whether an operator has set the copy aside.
+fn is_discarded(volume: &Volume, replica: &str) -> bool {
+    volume.status.as_ref().is_some_and(|status| status.is_discarded(replica))
+}
+
+/// Whether an operator wants one that was set aside gone.
+fn is_purged(volume: &Volume, replica: &str) -> bool {
+    volume.status.as_ref().is_some_and(|status| is_purging(status, replica))
+}
+
 fn is_being_deleted_for_good(volume: &Volume) -> bool {
     volume.status.as_ref().is_some_and(|status| status.state == VolumeState::Deleting)
 }
@@ -214,6 +248,8 @@ fn is_being_deleted_for_good(volume: &Volume) -> bool {
 mod tests {
     use super::*;
     use crate::build::{agent, at, calls, failure, node, observed, replica, volume};
+    use addax_api::Time;
+    use addax_api::recovery::{DiscardedReplica, RecordSummary, RecoveryAccount, RecoveryAction, RecoveryOutcome};
 
     fn start(create: bool) -> AgentCall {
         AgentCall::StartReplica {
@@ -226,7 +262,15 @@ mod tests {
     }
 
     fn delete() -> AgentCall {
-        AgentCall::DeleteReplica { name: "a".to_owned(), disk: "d".to_owned() }
+        AgentCall::DeleteReplica { name: "a".to_owned(), disk: "d".to_owned(), record: None }
+    }
+
+    /// By the record of the volume `v`.
+    fn delete_by(seen: &Observed, over: &[&str]) -> AgentCall {
+        let record = seen.volumes.get("v").unwrap().status.as_ref().unwrap().config.clone().unwrap();
+        let over = over.iter().map(|lineage| (*lineage).to_owned()).collect();
+        let record = Some(Box::new(DeleteBy { record, over }));
+        AgentCall::DeleteReplica { name: "a".to_owned(), disk: "d".to_owned(), record }
     }
 
     fn seen() -> Observed {
@@ -314,11 +358,52 @@ mod tests {
             .map(|action| matches!(action, Action::Agent { .. }))
             .collect();
         assert_eq!(order, [true, false]);
-        assert_eq!(calls(&actions), [delete()]);
+        assert_eq!(calls(&actions), [delete_by(&unnamed, &[])]);
         let confirmed =
             actions.iter().position(|action| matches!(action, Action::Confirm { object } if object.name == "v"));
         let removed = actions.iter().position(|action| matches!(action, Action::Agent { .. }));
         assert!(confirmed.is_some() && confirmed < removed);
+    }
+
+    #[test]
+    fn a_copy_that_was_set_aside_stays_until_it_is_purged_and_the_rest_is_judged_by_the_record_and_its_past() {
+        let account = |lineage: &str| RecoveryAccount {
+            id: lineage.to_owned(),
+            action: RecoveryAction::Recover,
+            outcome: RecoveryOutcome::Done,
+            message: String::new(),
+            requested_by: "me".to_owned(),
+            at: Time(at(0)),
+            from: Some(RecordSummary { lineage: lineage.to_owned(), ..RecordSummary::default() }),
+            to: None,
+            discarded: Vec::new(),
+            told: true,
+        };
+        let seen = |purging: Option<bool>| {
+            let seen = seen().with(volume("v").in_sync(&["b"])).with(replica("a", "v").on("n1", "d").deleting());
+            let mut object = seen.volumes.get("v").unwrap().clone();
+            let status = object.status.get_or_insert_default();
+            // `l` is the lineage that the record has: a comparison that left it as it was.
+            status.recoveries = vec![account("old"), account("older"), account("old"), account("l")];
+            let aside =
+                |purging| DiscardedReplica { replica: "a".to_owned(), at: Time(at(0)), by: "r".to_owned(), purging };
+            status.discarded = purging.map(aside).into_iter().collect();
+            seen.with(Raw(object))
+        };
+        let kept = plan(&seen(Some(false)), "a", at(0));
+        assert_eq!(condition_reason(&kept), "Discarded");
+        assert_eq!(calls(&kept), [start(false)], "it is kept, and never made anew");
+        assert_eq!(calls(&plan(&seen(Some(true)), "a", at(0))), [delete()]);
+        let usual = seen(None);
+        assert_eq!(calls(&plan(&usual, "a", at(0))), [delete_by(&usual, &["old", "older"])]);
+    }
+
+    struct Raw(Volume);
+
+    impl crate::build::Part for Raw {
+        fn put(self, observed: &mut Observed) {
+            observed.volumes.put(std::sync::Arc::new(self.0));
+        }
     }
 
     #[test]

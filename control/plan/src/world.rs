@@ -23,6 +23,8 @@ use crate::build::{agent, apply, at, member, observed, setting, volume};
 use crate::observed::{AgentView, CallFailure, MemberMode, NodeLease, Observed, Tabled};
 use crate::related;
 
+mod recovery;
+
 const GIB: i64 = 1 << 30;
 const NODES: [&str; 4] = ["n1", "n2", "n3", "n4"];
 const LEASE_SECONDS: i64 = 12;
@@ -36,6 +38,10 @@ struct World {
     /// Replicas with data, by node; the value tells whether it was ever promoted.
     data: BTreeMap<String, BTreeMap<String, bool>>,
     second: i64,
+    /// What records that are gone said.
+    lost_records: BTreeMap<String, VolumeConfig>,
+    /// How many requests operators have made.
+    requests: u32,
 }
 
 impl World {
@@ -50,6 +56,8 @@ impl World {
             up: NODES.iter().map(|node| (*node).to_owned()).collect(),
             data: NODES.iter().map(|node| ((*node).to_owned(), BTreeMap::new())).collect(),
             second: 0,
+            lost_records: BTreeMap::new(),
+            requests: 0,
         };
         world.tick();
         world
@@ -194,6 +202,7 @@ impl World {
                 self.agent(node).engines.get_mut(volume).unwrap().allowed_hosts = allowed_hosts.clone();
                 Ok(())
             }
+            AgentCall::RecoverVolume(recovery) => self.recover(recovery),
         }
     }
 
@@ -218,7 +227,9 @@ impl World {
         let object = self.truth.replicas.get(replica).expect("data of an unknown replica was removed");
         let volume = self.truth.volumes.get(&object.spec.volume_name).expect("data without a record was removed");
         let status = volume.status.clone().unwrap_or_default();
-        let named = status.config.is_some_and(|config| config.names(replica));
+        let named = status.config.as_ref().is_some_and(|config| config.names(replica));
+        let aside = status.is_discarded(replica) && !crate::volume::is_purging(&status, replica);
+        assert!(!aside || status.state == VolumeState::Deleting, "data of {replica} was removed, which was set aside");
         assert!(
             !named || status.state == VolumeState::Deleting,
             "data of {replica} was removed, which the record names"
@@ -236,7 +247,10 @@ impl World {
             return Ok(());
         }
         let config = self.config(volume).expect("an engine was started without a record");
-        let state = self.truth.volumes.get(volume).unwrap().status.as_ref().unwrap().state;
+        let status = self.status(volume);
+        let state = status.state;
+        let aside = given.iter().find(|(name, _)| status.is_discarded(name));
+        assert!(aside.is_none(), "an engine was given a copy that was set aside: {aside:?}");
         assert_ne!(state, VolumeState::Deleting, "an engine was started for a volume that is being deleted");
         let known: BTreeSet<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
         let mut reached = config.in_sync.clone();
@@ -292,6 +306,7 @@ impl World {
         if !self.is_reachable(replica) {
             return Err("the replica cannot be reached");
         }
+        assert!(!self.status(volume).is_discarded(replica), "{replica} was set aside, and is rebuilt");
         self.promote(replica);
         // A rebuilding replica is no way into the in-sync set for one that the record does not know: it goes in here.
         let mut object = self.truth.volumes.get(volume).unwrap().clone();

@@ -135,6 +135,8 @@ pub(crate) struct FakeState {
     pub(crate) starting: bool,
     /// Whether it lacks the `addax_*` methods.
     pub(crate) stock: bool,
+    /// What meta areas hold that are reached from here, by replica or by the lvol's UUID; zeroes otherwise.
+    pub(crate) metas: BTreeMap<String, Vec<u8>>,
 }
 
 /// Which fake data plane listens at which port.
@@ -655,10 +657,15 @@ impl FakeState {
                 self.mirrors.insert(name.to_owned(), mirror);
                 Ok(json!(name))
             }
-            // As of a replica whose engine never wrote there.
             "addax_mirror_read_meta" => {
-                let zeroes = vec![0; params["blocks"].as_u64().unwrap() as usize * 4096];
-                Ok(json!({"data": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, zeroes)}))
+                let device = params["bdev_name"].as_str().unwrap();
+                let bytes = params["blocks"].as_u64().unwrap() as usize * 4096;
+                let is_of = |of: &String| device == of || device.contains(&format!(".{of}."));
+                let held = self.metas.iter().find(|(of, _)| is_of(of));
+                // As of a replica whose engine never wrote there.
+                let mut held = held.map(|(_, held)| held.clone()).unwrap_or_default();
+                held.resize(bytes, 0);
+                Ok(json!({"data": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, held)}))
             }
             "addax_mirror_get" => {
                 let entry = |(name, mirror): (&String, &FakeMirror)| {

@@ -279,7 +279,7 @@ async fn finish(mut node: Node) {
     let remove = pb::RemoveDiskRequest { name: "d".to_owned() };
     let held = node.disks.remove_disk(remove.clone()).await.unwrap_err();
     assert!(held.code() == Code::FailedPrecondition && held.message().contains("v-r-1"), "{held}");
-    let request = pb::DeleteReplicaRequest { name: "v-r-1".to_owned(), disk: "d".to_owned() };
+    let request = pb::DeleteReplicaRequest { name: "v-r-1".to_owned(), disk: "d".to_owned(), record: None };
     node.replicas.delete_replica(request).await.unwrap();
     assert_eq!(std::fs::read_dir(node.dir.path().join("run/replicas")).unwrap().count(), 0);
     let uuid = node.put_disk(true, "").await.uuid;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use addax_api::recovery::RecoveryAction;
 use addax_api::{InstanceState, ReplicaAddress};
-use addax_plan::action::AgentCall;
+use addax_plan::action::{AgentCall, DeleteBy, Recovery};
 use addax_proto::engine_v1 as pb;
 use jiff::Timestamp;
 use pb::disks_client::DisksClient;
@@ -39,7 +40,8 @@ fn deadline(call: &AgentCall) -> Duration {
         | AgentCall::SetAllowedHosts { .. }
         | AgentCall::StopReplica { .. }
         | AgentCall::DeleteReplica { .. }
-        | AgentCall::RemoveDisk { .. } => LONG_DEADLINE,
+        | AgentCall::RemoveDisk { .. }
+        | AgentCall::RecoverVolume(_) => LONG_DEADLINE,
         AgentCall::PutDisk { .. }
         | AgentCall::StartReplica { .. }
         | AgentCall::StartEngine { .. }
@@ -84,8 +86,9 @@ async fn send(
                 ask!(ReplicasClient.stop_replica, pb::StopReplicaRequest { name: name.clone() });
             stopped_replica(store, node, &name)
         }
-        AgentCall::DeleteReplica { name, disk } => {
-            let message = pb::DeleteReplicaRequest { name: name.clone(), disk };
+        AgentCall::DeleteReplica { name, disk, record } => {
+            let record = record.map(|by| delete_by(*by));
+            let message = pb::DeleteReplicaRequest { name: name.clone(), disk, record };
             let _: pb::DeleteReplicaResponse = ask!(ReplicasClient.delete_replica, message);
             Some(AgentChange::Replica(name, None))
         }
@@ -107,6 +110,11 @@ async fn send(
             let message = pb::SetAllowedHostsRequest { volume, allowed_hosts };
             engine(ask!(EnginesClient.set_allowed_hosts, message))
         }
+        AgentCall::RecoverVolume(recovery) => {
+            // What has come of it stands in the volume's status.
+            let _: pb::RecoverVolumeResponse = ask!(EnginesClient.recover_volume, recover(recovery));
+            None
+        }
     })
 }
 
@@ -122,6 +130,42 @@ fn stopped_replica(store: &Datastore, node: &str, name: &str) -> Option<AgentCha
     replica.message = String::new();
     replica.changed_at = Timestamp::now();
     Some(AgentChange::Replica(name.to_owned(), Some(replica)))
+}
+
+fn recover(recovery: Recovery) -> pb::RecoverVolumeRequest {
+    let action = match recovery.action {
+        RecoveryAction::ForceOpen => pb::RecoverAction::ForceOpen,
+        RecoveryAction::Recover => pb::RecoverAction::Recover,
+        // The plan does this itself, and never asks for it.
+        RecoveryAction::Purge => pb::RecoverAction::Unspecified,
+    };
+    let known = |(replica, place): (String, Option<ReplicaAddress>)| match place {
+        Some(address) => member(replica, address),
+        None => pb::Member { replica, ..pb::Member::default() },
+    };
+    pb::RecoverVolumeRequest {
+        volume: recovery.volume,
+        id: recovery.id,
+        action: action.into(),
+        replica: recovery.replica,
+        replicas: recovery.replicas.into_iter().map(known).collect(),
+        lost: recovery.lost,
+        requested_by: recovery.requested_by,
+        generation: recovery.generation,
+        not_after_unix_ms: recovery.not_after.map_or(0, |time| time.as_millisecond()),
+    }
+}
+
+fn delete_by(by: DeleteBy) -> pb::Record {
+    let DeleteBy { record, over } = by;
+    pb::Record {
+        lineage: record.lineage,
+        epoch: record.epoch,
+        config_number: record.config_number,
+        in_sync: record.in_sync,
+        rebuilding: record.rebuilding,
+        over,
+    }
 }
 
 /// The schema refuses sizes below zero.

@@ -52,6 +52,7 @@ pub(crate) fn engine_change(engine: pb::Engine, now: Timestamp) -> AgentChange {
         epoch: engine.epoch,
         engine_instance: engine.engine_instance,
         best_effort: engine.best_effort,
+        record_old: engine.record_old,
         replicas: engine.replicas.into_iter().map(|replica| member(replica, now)).collect(),
         allowed_hosts: engine.allowed_hosts,
         changed_at: now,

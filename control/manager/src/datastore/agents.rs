@@ -27,6 +27,8 @@ pub(crate) enum AgentInstance {
     Replica(String),
     /// An engine, by its volume.
     Engine(String),
+    /// The record of a volume, which is in no view of an agent.
+    Record(String),
 }
 
 impl AgentInstance {
@@ -36,6 +38,7 @@ impl AgentInstance {
             CallTarget::Disk(name) => Self::Disk(name.clone()),
             CallTarget::Replica(name) => Self::Replica(name.clone()),
             CallTarget::Engine(volume) | CallTarget::Member(volume, _) => Self::Engine(volume.clone()),
+            CallTarget::Recovery(volume, _) => Self::Record(volume.clone()),
         }
     }
 
@@ -44,6 +47,7 @@ impl AgentInstance {
             Self::Disk(_) => BTreeSet::from([Key::new(Kind::Node, node)]),
             Self::Replica(name) => related::of_agent_instance(node, Some(name), None),
             Self::Engine(volume) => related::of_agent_instance(node, None, Some(volume)),
+            Self::Record(volume) => BTreeSet::from([Key::new(Kind::Volume, volume)]),
         }
     }
 }
@@ -252,6 +256,13 @@ impl Datastore {
         let delay = SignedDuration::try_from(retry_delay(*count)).unwrap_or(SignedDuration::MAX);
         *count = count.saturating_add(1);
         let retry_at = now.checked_add(delay).unwrap_or(Timestamp::MAX);
+        // Requests come and go; of each volume only the last one that failed is of interest.
+        let is_older = |other: &CallTarget| match (target, other) {
+            (CallTarget::Recovery(volume, id), CallTarget::Recovery(of, other)) => volume == of && id != other,
+            _ => false,
+        };
+        view.failures.retain(|other, _| !is_older(other));
+        failures.retain(|(_, other), _| !is_older(other));
         view.failures.insert(target.clone(), CallFailure { message: message.to_owned(), retry_at });
         drop(state);
         self.wake(AgentInstance::of(target).keys(node));

@@ -176,6 +176,7 @@ impl State {
         let about = |target: &CallTarget| match (kind, target) {
             (Kind::Replica, CallTarget::Replica(replica) | CallTarget::Member(_, replica)) => replica == name,
             (Kind::Engine, CallTarget::Member(of, _)) => of == volume,
+            (Kind::Volume, CallTarget::Recovery(of, _)) => of == name,
             _ => false,
         };
         let State { observed: Observed { agents, .. }, failures, .. } = self;

@@ -97,6 +97,11 @@ impl FakeAgent {
         self.state().refusals.extend(refusals);
     }
 
+    /// Refusals that nobody has met are taken back.
+    pub fn refuse_nothing(&self) {
+        self.state().refusals.clear();
+    }
+
     /// The machine is switched off and on: nothing runs any more, the data stays.
     pub fn reset(&self) {
         let mut state = self.state();
@@ -342,6 +347,35 @@ impl Engines for FakeAgent {
         let mut engine = engine.ok_or_else(|| Status::not_found("no such engine"))?;
         engine.allowed_hosts = request.allowed_hosts;
         Ok(self.put_engine(engine))
+    }
+
+    /// By force alone: whoever is named becomes the only one in sync, under a lineage named by the request.
+    async fn recover_volume(
+        &self,
+        request: Request<pb::RecoverVolumeRequest>,
+    ) -> Result<Response<pb::RecoverVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.begin(format!("RecoverVolume {} {}", request.volume, request.replica))?;
+        let object = self.shared.volumes.get(&request.volume).await;
+        let object = object.map_err(|error| Status::internal(error.to_string()))?;
+        let mut config = object.status.unwrap().config.ok_or_else(|| Status::failed_precondition("no record"))?;
+        let names = request.replicas.iter().map(|member| member.replica.clone());
+        let others: Vec<String> = names.filter(|name| *name != request.replica).collect();
+        config.lineage = request.id.clone();
+        config.config_number += 1;
+        config.in_sync = vec![request.replica.clone()];
+        let now = jiff::Timestamp::now();
+        let account = json!({"id": request.id, "action": "forceOpen", "outcome": "done", "message": "forced",
+            "requestedBy": request.requested_by, "at": now, "discarded": others});
+        let aside: Vec<_> = others.iter().map(|name| json!({"replica": name, "at": now, "by": request.id})).collect();
+        let patch = json!({
+            "metadata": {"resourceVersion": object.metadata.resource_version},
+            "status": {"config": config, "recoveries": [account], "discarded": aside},
+        });
+        let params = PatchParams::default();
+        let patched = self.shared.volumes.patch_status(&request.volume, &params, &Patch::Merge(&patch)).await;
+        patched.map_err(|error| Status::aborted(error.to_string()))?;
+        Ok(Response::new(pb::RecoverVolumeResponse { message: "forced".to_owned() }))
     }
 
     async fn add_replica(&self, _: Request<pb::AddReplicaRequest>) -> Result<Response<pb::Engine>, Status> {

@@ -43,7 +43,7 @@ fn detached(pass: &mut Pass<'_>) {
 }
 
 /// Stops the engine in order, then removes its object; the state changes only when the object is gone.
-fn detach(pass: &mut Pass<'_>, engine: &Engine) {
+pub(super) fn detach(pass: &mut Pass<'_>, engine: &Engine) {
     let status = pass.status();
     status.state = VolumeState::Detaching;
     status.current_node_id = engine.spec.node_id.clone();

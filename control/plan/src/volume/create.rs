@@ -1,7 +1,7 @@
 //! From a wish to a record: places all copies at once or none, waits until they run, and writes the first record.
 //!
 //! *Invariant.* The record is written only when every wanted replica reports that it was never used. A replica that was
-//! used, without a record, means that the record was lost: then nothing is initialised and somebody has to decide
+//! used, without a record, means that the record was lost: then `recovery` holds the volume before this step is reached
 //! (consistency rule 21).
 
 use std::collections::BTreeSet;
@@ -25,15 +25,6 @@ pub(super) fn step(pass: &mut Pass<'_>) {
     let status = pass.status();
     status.state = VolumeState::Creating;
     status.robustness = Robustness::Unknown;
-    let used = pass.replicas.iter().find(|(_, replica)| is_fresh(replica) == Some(false)).map(|(name, _)| name.clone());
-    if let Some(replica) = used {
-        let message = format!(
-            "replica {replica} holds data, but the volume has no record of which copies are good: the record must be \
-             recovered, it is not made anew"
-        );
-        pass.set_condition(CONDITION_INITIALISED, false, "RecordMissing", &message);
-        return;
-    }
     let due = pass.replicas.values().filter_map(give_up_at).filter(|due| *due > pass.now).min();
     pass.actions.extend(due.map(Action::RequeueAt));
     let wanted = pass.new.spec.number_of_replicas as usize;
@@ -86,8 +77,10 @@ fn initialise(pass: &mut Pass<'_>, replicas: &[String]) {
         size: pass.new.spec.size,
         clean: true,
     };
+    let generation = pass.settings.recovery_generation;
     let status = pass.status();
     status.config = Some(config);
+    status.recovery_generation = generation;
     status.state = VolumeState::Detached;
     pass.set_condition(CONDITION_INITIALISED, true, "Recorded", "");
 }

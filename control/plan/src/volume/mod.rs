@@ -12,8 +12,8 @@
 //! ```
 //!
 //! *Flow of one pass.* Drafts of the volume, its replicas and its engine are edited by the steps below; what differs in
-//! the end is written, replicas first, then the engine, then the volume, then the events. `create` until there is a
-//! record; then `members` (which replicas failed, which are used), `attach` (the engine), `replenish` (new copies,
+//! the end is written, replicas first, then the engine, then the volume, then the events. `recovery` looks whether the record
+//! is in doubt or being replaced: then nothing else is done. `create` until there is a record; then `members` (which replicas failed, which are used), `attach` (the engine), `replenish` (new copies,
 //! surplus ones); `delete` when asked.
 //!
 //! *Invariants.* The record is initialised here once, when all wanted replicas run and are fresh; afterwards only the
@@ -26,6 +26,7 @@ mod attach;
 mod create;
 mod delete;
 mod members;
+mod recovery;
 
 use std::collections::BTreeMap;
 
@@ -47,6 +48,7 @@ use crate::{evict, replenish, write};
 
 pub(crate) use attach::address_of;
 pub(crate) use members::serving;
+pub(crate) use recovery::{held, is_purging};
 
 /// What is to be done for a volume now.
 pub fn plan(observed: &Observed, name: &str, now: Timestamp) -> Vec<Action> {
@@ -103,6 +105,9 @@ impl<'a> Pass<'a> {
         if !self.old.is_deleting() {
             write::hold(&mut self.new.metadata);
             self.attachment();
+        }
+        if recovery::step(self) == recovery::Course::Held {
+            return;
         }
         match self.config().cloned() {
             None if self.old.is_deleting() => {}
@@ -217,6 +222,11 @@ impl<'a> Pass<'a> {
         let message = format!("{in_sync} of {wanted} copies in sync");
         let reason = if in_sync < wanted { "Degraded" } else { "Complete" };
         self.set_condition(CONDITION_REDUNDANT, in_sync >= wanted, reason, &message);
+    }
+
+    /// Whether the copy was set aside: it is neither used nor removed.
+    pub(crate) fn is_discarded(&self, replica: &str) -> bool {
+        self.new.status.as_ref().is_some_and(|status| status.is_discarded(replica))
     }
 
     /// Whether an engine could use the replica now, or soon.

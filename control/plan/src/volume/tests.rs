@@ -165,7 +165,7 @@ fn a_lost_record_is_never_made_anew_while_a_replica_holds_data() {
         .with(replica("c", "v").on("n3", "d").running().fresh(true));
     let (actions, after) = step(seen, 0);
     assert_eq!(status(&after).config, None);
-    assert!(message(&after, CONDITION_INITIALISED).contains("replica b holds data"));
+    assert!(message(&after, CONDITION_INITIALISED).contains("the copy b was in use before"));
     assert!(deleted(&actions).is_empty() && created(&actions).is_empty());
 }
 

@@ -15,9 +15,14 @@ use kube::api::{Api, ApiResource, DynamicObject, PostParams};
 use mirror_core::{Config, ConfigVersion, RecordError, SwapOutcome};
 use tokio::time::timeout;
 
-use addax_api::{NAMESPACE, Volume, VolumeConfig};
+use addax_api::recovery::{self, RecoveryAccount, RecoveryOutcome};
+use addax_api::{NAMESPACE, Volume, VolumeConfig, VolumeStatus};
+use serde_json::json;
 
-use super::{Arbiter, Judgement, READ_DEADLINE, SWAP_DEADLINE, config_to_record, judge, record_to_config};
+use super::{
+    Arbiter, Concluded, Conclusion, History, Judgement, READ_DEADLINE, SWAP_DEADLINE, config_to_record, judge,
+    record_to_config,
+};
 
 /// See the module.
 #[derive(Clone)]
@@ -44,19 +49,23 @@ impl KubeArbiter {
         Self { volumes: Api::namespaced_with(client, NAMESPACE, &resource) }
     }
 
-    async fn get(&self, volume: &str) -> Result<(DynamicObject, Config), RecordError> {
-        let object = match timeout(READ_DEADLINE, self.volumes.get(volume)).await {
-            Ok(Ok(object)) => object,
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 => return Err(RecordError::NotFound),
+    async fn object(&self, volume: &str) -> Result<DynamicObject, RecordError> {
+        match timeout(READ_DEADLINE, self.volumes.get(volume)).await {
+            Ok(Ok(object)) => Ok(object),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Err(RecordError::NotFound),
             Ok(Err(error)) => {
                 tracing::warn!(volume, %error, "cannot read the volume's record");
-                return Err(RecordError::Unavailable);
+                Err(RecordError::Unavailable)
             }
             Err(_) => {
                 tracing::warn!(volume, "no answer from the API within {READ_DEADLINE:?}");
-                return Err(RecordError::Unavailable);
+                Err(RecordError::Unavailable)
             }
-        };
+        }
+    }
+
+    async fn get(&self, volume: &str) -> Result<(DynamicObject, Config), RecordError> {
+        let object = self.object(volume).await?;
         let record = &object.data["status"]["config"];
         if record.is_null() {
             return Err(RecordError::NotFound);
@@ -99,6 +108,83 @@ impl KubeArbiter {
     }
 }
 
+impl KubeArbiter {
+    /// One attempt to conclude; `None` after a conflict with another writer of the object.
+    async fn conclude_once(
+        &self,
+        volume: &str,
+        expect: Option<&ConfigVersion>,
+        conclusion: &Conclusion,
+    ) -> Option<Concluded> {
+        let Ok(mut object) = self.object(volume).await else { return Some(Concluded::Unknown) };
+        let Ok(history) = history_of(volume, &object) else { return Some(Concluded::Unknown) };
+        if let Some(account) = recovery::find(&history.accounts, &conclusion.account.id) {
+            let done = account.outcome == RecoveryOutcome::Done;
+            return Some(if done { Concluded::Done } else { Concluded::Refused });
+        }
+        if history.record.as_ref().map(Config::version).as_ref() != expect {
+            return Some(Concluded::Refused);
+        }
+        if let Err(error) = put_conclusion(&mut object, &history, conclusion) {
+            tracing::error!(volume, %error, "a recovery cannot be written");
+            return Some(Concluded::Refused);
+        }
+        match self.volumes.replace_status(volume, &PostParams::default(), &object).await {
+            Ok(_) => Some(Concluded::Done),
+            Err(kube::Error::Api(status)) if status.code == 409 => None,
+            Err(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 429 => {
+                tracing::error!(volume, code = status.code, message = %status.message, "the API refuses the record");
+                Some(Concluded::Refused)
+            }
+            Err(error) => {
+                tracing::warn!(volume, %error, "the outcome of a recovery is unknown");
+                Some(Concluded::Unknown)
+            }
+        }
+    }
+}
+
+/// Writes a conclusion into the object's status; the rest of it stays.
+fn put_conclusion(
+    object: &mut DynamicObject,
+    history: &History,
+    conclusion: &Conclusion,
+) -> Result<(), serde_json::Error> {
+    let mut accounts: Vec<RecoveryAccount> = history.accounts.clone();
+    recovery::append(&mut accounts, conclusion.account.clone());
+    let config = serde_json::to_value(keep_order(object, config_to_record(&conclusion.config)))?;
+    if !object.data["status"].is_object() {
+        object.data["status"] = json!({});
+    }
+    let status = &mut object.data["status"];
+    status["config"] = config;
+    status["recoveries"] = serde_json::to_value(accounts)?;
+    status["discarded"] = serde_json::to_value(conclusion.set_aside(&history.discarded))?;
+    if let Some(status) = status.as_object_mut() {
+        status.remove("recordInDoubt");
+    }
+    if status["recoveryGeneration"].as_u64().unwrap_or(0) < u64::from(conclusion.generation) {
+        status["recoveryGeneration"] = json!(conclusion.generation);
+    }
+    Ok(())
+}
+
+/// What the object says.
+fn history_of(volume: &str, object: &DynamicObject) -> Result<History, RecordError> {
+    let unreadable = |reason: String| {
+        tracing::error!(volume, %reason, "the volume's status cannot be understood");
+        RecordError::Unavailable
+    };
+    let status = &object.data["status"];
+    let status: VolumeStatus = match status.is_null() {
+        true => VolumeStatus::default(),
+        false => serde_json::from_value(status.clone()).map_err(|error| unreadable(error.to_string()))?,
+    };
+    let record = status.config.as_ref().map(record_to_config).transpose();
+    let record = record.map_err(|error| unreadable(error.to_string()))?;
+    Ok(History { record, accounts: status.recoveries, discarded: status.discarded })
+}
+
 /// The API compares the sets as lists: a set that does not change keeps the order that it has there.
 fn keep_order(object: &DynamicObject, mut next: VolumeConfig) -> VolumeConfig {
     let now: Result<VolumeConfig, _> = serde_json::from_value(object.data["status"]["config"].clone());
@@ -132,6 +218,26 @@ impl Arbiter for KubeArbiter {
             }
         };
         Box::pin(async move { timeout(SWAP_DEADLINE, attempts).await.unwrap_or(SwapOutcome::Unknown) })
+    }
+
+    fn read_history<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<History, RecordError>> {
+        Box::pin(async move { history_of(volume, &self.object(volume).await?) })
+    }
+
+    fn conclude<'a>(
+        &'a self,
+        volume: &'a str,
+        expect: Option<&'a ConfigVersion>,
+        conclusion: &'a Conclusion,
+    ) -> BoxFuture<'a, Concluded> {
+        let attempts = async move {
+            loop {
+                if let Some(concluded) = self.conclude_once(volume, expect, conclusion).await {
+                    return concluded;
+                }
+            }
+        };
+        Box::pin(async move { timeout(SWAP_DEADLINE, attempts).await.unwrap_or(Concluded::Unknown) })
     }
 }
 
@@ -255,6 +361,74 @@ mod tests {
         bad.config_number = base.config_number.next();
         let refused = world.arbiter.swap("v", &base.version(), &bad).await;
         assert_eq!(refused, SwapOutcome::Refused { current: base });
+        world.api.shutdown().await;
+    }
+
+    fn conclusion(config: Config, id: &str) -> Conclusion {
+        let account = RecoveryAccount {
+            id: id.to_owned(),
+            action: recovery::RecoveryAction::ForceOpen,
+            outcome: RecoveryOutcome::Done,
+            message: "done".to_owned(),
+            requested_by: "test".to_owned(),
+            at: addax_api::Time(jiff::Timestamp::now()),
+            from: None,
+            to: None,
+            discarded: vec!["a".to_owned(), "b".to_owned()],
+            told: false,
+        };
+        Conclusion { config, account, generation: 2 }
+    }
+
+    #[tokio::test]
+    async fn a_conclusion_changes_record_account_and_what_is_set_aside_at_once_and_only_once() {
+        let world = world().await;
+        let base = world.arbiter.read("v").await.unwrap();
+        let doubt = json!({"status": {"recordInDoubt": true, "state": "detached"}});
+        world.volumes.patch_status("v", &PatchParams::default(), &Patch::Merge(&doubt)).await.unwrap();
+        let mut forced = base.clone();
+        forced.lineage = mirror_core::Lineage::new("l2").unwrap();
+        forced.in_sync = ["c"].iter().map(|name| mirror_core::ReplicaId::new(name).unwrap()).collect();
+        forced.config_number = base.config_number.next();
+        let conclusion = conclusion(forced.clone(), "r1");
+        // The server takes the write and its answer is lost: the same one again finds itself.
+        world.faults.lock().unwrap().push_back(Outcome::LoseAnswer);
+        let expect = base.version();
+        assert_eq!(world.arbiter.conclude("v", Some(&expect), &conclusion).await, Concluded::Unknown);
+        assert_eq!(world.arbiter.conclude("v", Some(&expect), &conclusion).await, Concluded::Done);
+        let status = world.volumes.get("v").await.unwrap().status.unwrap();
+        assert_eq!(record_to_config(status.config.as_ref().unwrap()).unwrap(), forced);
+        assert_eq!((status.recoveries.len(), status.recovery_generation, status.record_in_doubt), (1, 2, false));
+        let aside: Vec<&str> = status.discarded.iter().map(|aside| aside.replica.as_str()).collect();
+        assert_eq!((aside, status.state), (vec!["a", "b"], VolumeState::Detached));
+        // Another one on the old record, and one that a manager has refused meanwhile.
+        let late =
+            Conclusion { account: RecoveryAccount { id: "r2".to_owned(), ..conclusion.account.clone() }, ..conclusion };
+        assert_eq!(world.arbiter.conclude("v", Some(&expect), &late).await, Concluded::Refused);
+        let mut account = late.account.clone();
+        account.outcome = RecoveryOutcome::Refused;
+        let refused = json!({"status": {"recoveries": [account]}});
+        world.volumes.patch_status("v", &PatchParams::default(), &Patch::Merge(&refused)).await.unwrap();
+        assert_eq!(world.arbiter.conclude("v", Some(&forced.version()), &late).await, Concluded::Refused);
+        world.api.shutdown().await;
+    }
+
+    #[tokio::test]
+    async fn a_record_is_put_where_there_is_none_but_not_over_another() {
+        let world = world().await;
+        let fresh = Volume::new("w", VolumeSpec::with_size(1 << 20));
+        world.volumes.create(&PostParams::default(), &fresh).await.unwrap();
+        let config = world.arbiter.read("v").await.unwrap();
+        let conclusion = conclusion(config.clone(), "r1");
+        assert_eq!(world.arbiter.read_history("w").await.unwrap(), History::default());
+        assert_eq!(world.arbiter.conclude("w", Some(&config.version()), &conclusion).await, Concluded::Refused);
+        assert_eq!(world.arbiter.conclude("w", None, &conclusion).await, Concluded::Done);
+        let history = world.arbiter.read_history("w").await.unwrap();
+        assert_eq!((history.record, history.accounts.len()), (Some(config), 1));
+        // Members are not set aside.
+        assert!(history.discarded.is_empty());
+        assert_eq!(world.arbiter.conclude("v", None, &conclusion).await, Concluded::Refused);
+        assert_eq!(world.arbiter.read_history("x").await, Err(RecordError::NotFound));
         world.api.shutdown().await;
     }
 

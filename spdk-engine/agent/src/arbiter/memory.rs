@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::future::BoxFuture;
 use mirror_core::{Config, ConfigVersion, RecordError, SwapOutcome};
 
-use super::{Arbiter, Judgement, judge};
+use super::{Arbiter, Concluded, Conclusion, History, Judgement, judge};
 
 /// How the next swap goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,7 @@ struct Store {
     held: Vec<(String, u64, Config)>,
     away: bool,
     history: Vec<(String, Config)>,
+    told: BTreeMap<String, History>,
 }
 
 /// See the module.
@@ -55,6 +56,11 @@ impl MemoryArbiter {
     pub fn history(&self, volume: &str) -> Vec<Config> {
         let store = self.lock();
         store.history.iter().filter(|(name, _)| name == volume).map(|(_, config)| config.clone()).collect()
+    }
+
+    /// Takes a record away, as somebody who removes the status.
+    pub fn lose(&self, volume: &str) {
+        self.lock().records.remove(volume);
     }
 
     /// Makes the next swap go wrong; several are used in turn.
@@ -136,6 +142,39 @@ impl Arbiter for MemoryArbiter {
 
     fn swap<'a>(&'a self, volume: &'a str, expect: &'a ConfigVersion, next: &'a Config) -> BoxFuture<'a, SwapOutcome> {
         Box::pin(async move { self.lock().swap(volume, expect, next) })
+    }
+
+    fn read_history<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<History, RecordError>> {
+        Box::pin(async move {
+            let store = self.lock();
+            if store.away {
+                return Err(RecordError::Unavailable);
+            }
+            let record = store.records.get(volume).map(|(_, config)| config.clone());
+            Ok(History { record, ..store.told.get(volume).cloned().unwrap_or_default() })
+        })
+    }
+
+    fn conclude<'a>(
+        &'a self,
+        volume: &'a str,
+        expect: Option<&'a ConfigVersion>,
+        conclusion: &'a Conclusion,
+    ) -> BoxFuture<'a, Concluded> {
+        Box::pin(async move {
+            let mut store = self.lock();
+            if store.away {
+                return Concluded::Unknown;
+            }
+            if store.records.get(volume).map(|(_, config)| config.version()).as_ref() != expect {
+                return Concluded::Refused;
+            }
+            store.write(volume, conclusion.config.clone());
+            let told = store.told.entry(volume.to_owned()).or_default();
+            told.discarded = conclusion.set_aside(&told.discarded);
+            addax_api::recovery::append(&mut told.accounts, conclusion.account.clone());
+            Concluded::Done
+        })
     }
 }
 

@@ -7,6 +7,9 @@
 //! sending of it; `Refused` only together with the record that was read *and* when nothing that was sent for this call
 //! can still be committed; everything else is `Unknown`. No call takes longer than [`SWAP_DEADLINE`].
 //!
+//! *Beside swaps* there is [`Arbiter::conclude`], by which a recovery puts a record where there is none, or one of a new lineage
+//! in the place of another, together with its account and the list of replicas that were set aside: all of it or nothing.
+//!
 //! *When things fail.* An arbiter that is away is `Unavailable` or `Unknown`; the callers wait and ask again, and no
 //! acknowledgement goes out meanwhile.
 
@@ -22,6 +25,7 @@ pub use record::{
 
 use std::time::Duration;
 
+use addax_api::recovery::{DiscardedReplica, RecoveryAccount};
 use futures::future::BoxFuture;
 use mirror_core::{Config, ConfigVersion, RecordError, SwapOutcome};
 
@@ -37,6 +41,69 @@ pub trait Arbiter: Send + Sync + std::fmt::Debug {
 
     /// Replaces a volume's record by `next` if it has the version `expect`.
     fn swap<'a>(&'a self, volume: &'a str, expect: &'a ConfigVersion, next: &'a Config) -> BoxFuture<'a, SwapOutcome>;
+
+    /// Reads a volume's record, which may be absent, with what operators did to it; `NotFound` without the volume.
+    fn read_history<'a>(&'a self, volume: &'a str) -> BoxFuture<'a, Result<History, RecordError>>;
+
+    /// Puts the outcome of a recovery in the place of the record of version `expect`, `None` for no record. An account that
+    /// is there already is not written again.
+    fn conclude<'a>(
+        &'a self,
+        volume: &'a str,
+        expect: Option<&'a ConfigVersion>,
+        conclusion: &'a Conclusion,
+    ) -> BoxFuture<'a, Concluded>;
+}
+
+/// A volume's record, and what operators did to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct History {
+    /// The record.
+    pub record: Option<Config>,
+    /// Accounts of what operators did, the newest last.
+    pub accounts: Vec<RecoveryAccount>,
+    /// Replicas that were set aside.
+    pub discarded: Vec<DiscardedReplica>,
+}
+
+/// What a recovery has come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conclusion {
+    /// The record from now on.
+    pub config: Config,
+    /// Its account.
+    pub account: RecoveryAccount,
+    /// Of the hold that ends by it.
+    pub generation: u32,
+}
+
+/// What became of a conclusion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Concluded {
+    /// It stands.
+    Done,
+    /// Not written: the record has changed meanwhile, or the request was answered already.
+    Refused,
+    /// Nobody knows yet; the same one may be sent again.
+    Unknown,
+}
+
+impl Conclusion {
+    /// Who is set aside afterwards: those that were and those that are now, without the members.
+    fn set_aside(&self, before: &[DiscardedReplica]) -> Vec<DiscardedReplica> {
+        let named = |replica: &str| {
+            let sets = self.config.in_sync.iter().chain(&self.config.rebuilding);
+            sets.into_iter().any(|name| name.as_str() == replica)
+        };
+        let mut all: Vec<DiscardedReplica> = before.iter().filter(|old| !named(&old.replica)).cloned().collect();
+        for replica in self.account.discarded.iter().filter(|replica| !named(replica)) {
+            if !all.iter().any(|old| old.replica == *replica) {
+                let (at, by) = (self.account.at.clone(), self.account.id.clone());
+                all.push(DiscardedReplica { replica: replica.clone(), at, by, purging: false });
+            }
+        }
+        all
+    }
 }
 
 /// What to do with a record that was read, on the way to `next`.

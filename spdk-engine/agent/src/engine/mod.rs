@@ -21,6 +21,7 @@ mod open;
 mod owner;
 mod peers;
 mod raid;
+mod recover;
 mod swaps;
 
 pub use peers::Peers;

@@ -125,6 +125,8 @@ pub(super) struct Owner {
     phase: Phase,
     pause: Duration,
     in_vain: InVain,
+    /// The last opening found a replica that knows more than the record (rule 21).
+    record_old: bool,
     mend_at: Option<Instant>,
     mend_pause: Duration,
     stopping: bool,
@@ -160,6 +162,7 @@ impl Owner {
             phase,
             pause: PAUSE_MIN,
             in_vain: InVain::default(),
+            record_old: false,
             mend_at: None,
             mend_pause: MEND,
             stopping: false,
@@ -359,9 +362,12 @@ impl Owner {
         {
             self.asked = false;
         }
+        self.record_old = matches!(&result, Err(OpenFailure::Rule(OpenError::RecordOld { .. })));
         match result {
             Ok(opened) => self.hold(opened).await,
             Err(OpenFailure::Rule(OpenError::Superseded)) => {
+                // Engines raise the record before they promote. If it is ours still, a replica has outrun it: it is old.
+                self.record_old = self.is_record_ours().await.unwrap_or(false);
                 self.phase = Phase::Lost(OpenError::Superseded.to_string());
             }
             Err(failure) => {
@@ -855,6 +861,7 @@ impl Owner {
             allowed_hosts: self.wish.allowed_hosts.clone(),
             config_number: open.map_or(0, |open| open.config.config_number),
             best_effort: open.is_some_and(|open| open.device.is_best_effort()),
+            record_old: self.record_old,
         }
     }
 

@@ -13,6 +13,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use mirror_core::meta::RegionBits;
 use serde_json::json;
 
+mod recovery;
+
 const SIZE: u64 = 1 << 20;
 const UUID: &str = "6d1c0c5e-6b6a-4d57-8f0a-2f6f2cbb7a10";
 

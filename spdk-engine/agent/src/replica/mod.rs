@@ -12,6 +12,7 @@
 
 mod export;
 mod owner;
+mod permit;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ use crate::state;
 use crate::supervise::PlaneStatus;
 pub(crate) use export::serial;
 use owner::{Command, Owner};
+pub use permit::Permit;
 
 /// Calls that may wait for one replica.
 const QUEUE_MAX: usize = 16;
@@ -163,11 +165,19 @@ impl Replicas {
         ask(&handle, |reply| Command::Stop { reply }).await
     }
 
-    /// Removes a replica with its data. Absent is fine.
+    /// Removes a replica with its data, whatever it knows. Absent is fine.
     ///
     /// # Errors
     /// See [`AgentError`].
     pub async fn delete(&self, name: &str, disk: &str) -> Result<(), AgentError> {
+        self.delete_by(name, disk, None).await
+    }
+
+    /// Removes a replica with its data, by a record that it must not know as much as. Absent is fine.
+    ///
+    /// # Errors
+    /// [`AgentError::Forbidden`] when it does.
+    pub async fn delete_by(&self, name: &str, disk: &str, permit: Option<Permit>) -> Result<(), AgentError> {
         check_name("name", name)?;
         if !self.has(name) {
             // An lvol without a record is nobody's: it is listed, not deleted (rule 22).
@@ -175,7 +185,7 @@ impl Replicas {
         }
         let handle = self.owner_on(name, disk)?;
         let disk_name = disk.to_owned();
-        ask(&handle, |reply| Command::Delete { disk: disk_name, reply }).await?;
+        ask(&handle, |reply| Command::Delete { disk: disk_name, permit, reply }).await?;
         self.context.hub.remove(Key::Replica(name.to_owned()));
         Ok(())
     }

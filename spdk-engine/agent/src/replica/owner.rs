@@ -30,6 +30,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use uuid::Uuid;
 
 use super::export::Lvols;
+use super::permit::{Permit, read_superblock};
 use super::{Promotion, ReplicaContext, export, host_nqn};
 use crate::disk::{CLUSTER_BYTES, DiskState, Disks, ReadyDisk};
 use crate::error::{AgentError, blocking};
@@ -46,7 +47,7 @@ type Reply<T> = oneshot::Sender<Result<T, AgentError>>;
 pub(super) enum Command {
     Start { volume: String, size: u64, create: bool, reply: Reply<pb::Replica> },
     Stop { reply: Reply<()> },
-    Delete { disk: String, reply: Reply<()> },
+    Delete { disk: String, permit: Option<Permit>, reply: Reply<()> },
     Promote { promotion: Promotion, reply: Reply<pb::Replica> },
 }
 
@@ -110,8 +111,8 @@ impl Owner {
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 command = commands.recv() => match command {
-                    Some(Command::Delete { disk, reply }) => {
-                        let result = self.delete(&disk).await;
+                    Some(Command::Delete { disk, permit, reply }) => {
+                        let result = self.delete(&disk, permit).await;
                         let gone = result.is_ok() && !self.is_deleted();
                         let _ = reply.send(result);
                         if gone {
@@ -364,13 +365,16 @@ impl Owner {
     }
 
     /// Removes the lvol and then the record. Of a disk that is gone for long the record stays, as deleted.
-    async fn delete(&mut self, disk: &str) -> Result<(), AgentError> {
+    async fn delete(&mut self, disk: &str, permit: Option<Permit>) -> Result<(), AgentError> {
         if self.disk.is_empty() {
             // The record is damaged; the caller knows the disk.
             self.go_to(disk.to_owned());
         }
         if self.is_deleted() {
             return Ok(());
+        }
+        if let Some(permit) = permit {
+            self.check_permit(&permit).await?;
         }
         self.unmake().await?;
         if !self.is_damaged() {
@@ -393,6 +397,18 @@ impl Owner {
         self.disks.unregister(&self.disk, &self.name);
         self.disks.look(&self.disk);
         Ok(())
+    }
+
+    /// Whether the record lets the data go (rule 22). Of a disk that is gone for long there is nothing to read.
+    async fn check_permit(&self, permit: &Permit) -> Result<(), AgentError> {
+        let Some(record) = &self.record else { return Ok(()) };
+        let state = self.disk_state.borrow().clone();
+        let superblock = match state {
+            DiskState::Ready(disk) => read_superblock(&disk, record).await?,
+            DiskState::Away(away) if !away.lasting => return self.require_disk().map(drop),
+            DiskState::Away(_) => None,
+        };
+        permit.check(record, superblock.as_ref())
     }
 
     async fn destroy(&self, disk: &ReadyDisk) -> Result<(), AgentError> {

@@ -188,6 +188,50 @@ async fn a_new_agent_keeps_the_session_of_the_promoted_engine_and_ends_others() 
 }
 
 #[tokio::test]
+async fn rule_22_data_stays_that_knows_as_much_as_the_record_by_which_it_is_to_go() {
+    use mirror_core::meta::{ReplicaState, Superblock};
+    use mirror_core::{ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
+    let node = node(false).await;
+    node.replicas.start(request(true)).await.unwrap();
+    node.replicas.promote("v-r-1", promotion(3, "e3")).await.unwrap();
+    let meta = node.with_store(|store| store.lvols["v-r-1-meta"].uuid.clone());
+    let superblock = Superblock {
+        volume: VolumeId::new("v").unwrap(),
+        replica: ReplicaId::new("v-r-1").unwrap(),
+        lineage: Lineage::new("l").unwrap(),
+        epoch: Epoch(3),
+        engine_instance: EngineInstance::new("e3").unwrap(),
+        config_number: ConfigNumber(8),
+        in_sync: [ReplicaId::new("v-r-1").unwrap()].into(),
+        rebuilding: [].into(),
+        min_in_sync: 1,
+        size_blocks: 256,
+        block_size: 4096,
+        region_blocks: 256,
+        state: ReplicaState::Member,
+        instance: String::new(),
+        sequence: 1,
+    };
+    node.plane.state.lock().unwrap().metas.insert(meta, superblock.encode().unwrap());
+    let permit = |number| {
+        let record = pb::Record {
+            lineage: "l".to_owned(),
+            epoch: 3,
+            config_number: number,
+            in_sync: vec!["v-r-0".to_owned()],
+            ..pb::Record::default()
+        };
+        Some(Permit::parse(record).unwrap())
+    };
+    let error = node.replicas.delete_by("v-r-1", "d", permit(8)).await.unwrap_err();
+    assert!(matches!(&error, AgentError::Forbidden(why) if why.contains("config_number 8")), "{error}");
+    assert_eq!(node.lvols(), ["v-r-1", "v-r-1-meta"]);
+    assert_eq!(node.hub.replica("v-r-1").unwrap().state(), pb::State::Running, "a refusal changes nothing");
+    node.replicas.delete_by("v-r-1", "d", permit(9)).await.unwrap();
+    assert_eq!(node.lvols(), Vec::<String>::new());
+}
+
+#[tokio::test]
 async fn stop_and_delete_are_idempotent() {
     let node = node(false).await;
     let error = node.replicas.start(request(false)).await.unwrap_err();

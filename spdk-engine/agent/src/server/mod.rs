@@ -23,7 +23,7 @@ use crate::disk::Disks;
 use crate::engine::Engines;
 use crate::error::AgentError;
 use crate::hub::Hub;
-use crate::replica::{Promotion, Replicas};
+use crate::replica::{Permit, Promotion, Replicas};
 use status::to_status;
 
 /// Messages that wait for one watcher.
@@ -79,7 +79,11 @@ impl pb::replicas_server::Replicas for Services {
 
     async fn delete_replica(&self, request: Request<pb::DeleteReplicaRequest>) -> Answer<pb::DeleteReplicaResponse> {
         let request = request.into_inner();
-        let deleted = self.replicas.delete(&request.name, &request.disk).await;
+        let permit = match request.record.map(Permit::parse).transpose() {
+            Ok(permit) => permit,
+            Err(error) => return answer(Err(error)),
+        };
+        let deleted = self.replicas.delete_by(&request.name, &request.disk, permit).await;
         answer(deleted.map(|()| pb::DeleteReplicaResponse {}))
     }
 
@@ -130,6 +134,10 @@ impl pb::engines_server::Engines for Services {
     async fn set_allowed_hosts(&self, request: Request<pb::SetAllowedHostsRequest>) -> Answer<pb::Engine> {
         let request = request.into_inner();
         answer(self.engines.set_hosts(&request.volume, request.allowed_hosts).await)
+    }
+
+    async fn recover_volume(&self, request: Request<pb::RecoverVolumeRequest>) -> Answer<pb::RecoverVolumeResponse> {
+        answer(self.engines.recover(request.into_inner()).await)
     }
 }
 
