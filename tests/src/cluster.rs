@@ -502,7 +502,7 @@ fn processes_of(dir: &Path) -> Vec<Pid> {
 }
 
 /// A process's arguments; none of one that has ended and was not waited for.
-fn arguments(pid: Pid) -> Vec<String> {
+pub fn arguments(pid: Pid) -> Vec<String> {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     line.split(|b| *b == 0).filter(|arg| !arg.is_empty()).map(|arg| String::from_utf8_lossy(arg).into_owned()).collect()
 }

@@ -3,6 +3,7 @@
 pub mod disk;
 pub mod hugepages;
 pub mod node;
+mod recovery;
 mod room;
 pub mod volume;
 

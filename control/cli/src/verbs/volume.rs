@@ -1,8 +1,10 @@
-//! `addax volume create|ls|show|attach|detach|rm`: writes objects, and waits for what they cause.
+//! `addax volume create|ls|show|attach|detach|rm`: writes objects, and waits for what they cause. What is done to a record by
+//! hand is in `recovery`.
 
 use std::time::Duration;
 
-use addax_api::volume::{Robustness, VolumeState};
+use addax_api::recovery::{RecoveryAction, RecoveryOutcome};
+use addax_api::volume::{CONDITION_RECOVERY_HOLD, Robustness, VolumeState};
 use addax_api::volume_attachment::{TICKET_CLI, Ticket, TicketParameters, TicketType, VolumeAttachmentSpec};
 use addax_api::{Engine, Replica, Volume, VolumeAttachment, VolumeSpec, name, nqn};
 use anyhow::{Context, Result, bail};
@@ -11,6 +13,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
 
+use super::recovery::{self, Ask};
 use super::{api, api_error, progress, room, wait_until};
 use crate::output::{self, Format};
 
@@ -78,6 +81,57 @@ pub enum VolumeVerb {
     Detach {
         /// Name of the volume.
         name: String,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
+    /// Make one copy the volume although none that has every acknowledged write can be reached. Writes are lost.
+    ///
+    /// The other copies are set aside: they are not used, and kept until `purge-discarded`. Refused while a copy in sync can
+    /// be reached, and while the volume is attached.
+    #[command(after_help = "Example: addax volume force-open data --replica data-r-1a2b3c4d")]
+    ForceOpen {
+        /// Name of the volume.
+        name: String,
+        /// The copy; `addax volume show` lists them.
+        #[arg(long)]
+        replica: String,
+        /// The volume's name once more, in place of typing it.
+        #[arg(long, value_name = "NAME")]
+        yes_i_lose_writes: Option<String>,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
+    /// Rebuild the record of a volume from what its copies know, when it is gone or an old one.
+    ///
+    /// Every known copy is read; nothing is lost. Copies that will not come back are named by --lost: writes that only they
+    /// have are lost, and they are set aside if they come back after all.
+    #[command(after_help = "Example: addax volume recover data")]
+    Recover {
+        /// Name of the volume.
+        name: String,
+        /// A copy that is done without; may be repeated.
+        #[arg(long, value_name = "REPLICA")]
+        lost: Vec<String>,
+        /// The volume's name once more, in place of typing it; only asked for with --lost.
+        #[arg(long, value_name = "NAME")]
+        yes_i_lose_writes: Option<String>,
+        /// Seconds to wait.
+        #[arg(long, default_value_t = 60)]
+        timeout: u64,
+    },
+    /// Remove a copy that was set aside, with its data.
+    #[command(after_help = "Example: addax volume purge-discarded data --replica data-r-1a2b3c4d")]
+    PurgeDiscarded {
+        /// Name of the volume.
+        name: String,
+        /// The copy; `addax volume show` lists those that were set aside.
+        #[arg(long)]
+        replica: String,
+        /// The volume's name once more, in place of typing it.
+        #[arg(long, value_name = "NAME")]
+        yes_i_lose_data: Option<String>,
         /// Seconds to wait.
         #[arg(long, default_value_t = 60)]
         timeout: u64,
@@ -164,6 +218,18 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format, quiet: bool)
             bar.finish_and_clear();
             Ok(())
         }
+        VolumeVerb::ForceOpen { name, replica, yes_i_lose_writes, timeout } => {
+            let ask = Ask { replica, ..ask(name, RecoveryAction::ForceOpen, timeout) };
+            recovery::run(client, ask, yes_i_lose_writes, format, quiet).await
+        }
+        VolumeVerb::Recover { name, lost, yes_i_lose_writes, timeout } => {
+            let ask = Ask { lost, ..ask(name, RecoveryAction::Recover, timeout) };
+            recovery::run(client, ask, yes_i_lose_writes, format, quiet).await
+        }
+        VolumeVerb::PurgeDiscarded { name, replica, yes_i_lose_data, timeout } => {
+            let ask = Ask { replica, ..ask(name, RecoveryAction::Purge, timeout) };
+            recovery::run(client, ask, yes_i_lose_data, format, quiet).await
+        }
         VolumeVerb::Rm { name, yes, timeout } => {
             if !yes && !confirm(&name)? {
                 bail!("{name}: not removed");
@@ -174,6 +240,10 @@ pub async fn run(client: &Client, verb: VolumeVerb, format: Format, quiet: bool)
             Ok(())
         }
     }
+}
+
+fn ask(volume: String, action: RecoveryAction, timeout: u64) -> Ask {
+    Ask { volume, action, replica: String::new(), lost: Vec::new(), limit: Duration::from_secs(timeout) }
 }
 
 /// Refuses the name of a volume that exists.
@@ -250,13 +320,20 @@ async fn wait_served(
     node: &str,
     limit: Duration,
 ) -> Result<addax_api::volume::Endpoint> {
-    wait_until(volumes, volume, limit, "attached", |found| {
+    let mut held = None;
+    let waited = wait_until(volumes, volume, limit, "attached", |found| {
         let status = found?.status.as_ref()?;
+        let hold = addax_api::condition::get(&status.conditions, CONDITION_RECOVERY_HOLD);
+        held = hold.map(|hold| hold.message.clone());
         let there = status.state == VolumeState::Attached && status.current_node_id == node;
         let endpoint = status.endpoint.clone().filter(|_| there)?;
         Some(endpoint)
+    });
+    let waited = waited.await;
+    waited.map_err(|error| match held {
+        Some(why) => error.context(format!("the volume is held: {why}")),
+        None => error,
     })
-    .await
 }
 
 /// Moves this program's ticket to another node and waits until that serves the volume: the engine is closed in order, and
@@ -386,6 +463,15 @@ async fn show(client: &Client, volume: &str, format: Format) -> Result<()> {
     }
     if status.consistency == Some(addax_api::volume::Consistency::BestEffort) {
         println!("consistency: bestEffort, since a stock data plane serves it");
+    }
+    for account in &status.recoveries {
+        let outcome = if account.outcome == RecoveryOutcome::Done { "done" } else { "refused" };
+        let (action, by, at) = (account.action.as_str(), &account.requested_by, account.at.0);
+        println!("{action} {outcome} at {at} for {by}: {}", account.message);
+    }
+    for aside in &status.discarded {
+        let going = if aside.purging { ", being purged" } else { "" };
+        println!("set aside at {} by {}: {}{going}", aside.at.0, aside.by, aside.replica);
     }
     let engine = api::<Engine>(client).get_opt(&name::engine_name(volume)).await.map_err(api_error)?;
     let modes = engine.and_then(|e| e.status).map(|s| s.replica_modes).unwrap_or_default();
