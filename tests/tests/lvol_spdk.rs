@@ -16,7 +16,7 @@ use blobstore_format::read::ReadFn;
 use e2e::lvol_plane::{Disk, Kind, Plane, Uuids};
 use e2e::spdk::tree;
 use lvol_core::testing::Rng;
-use lvol_core::testing::model::{Call, Model, Refusal, Verdict, VolId};
+use lvol_core::testing::model::{Call, Model, Parent, Refusal, Verdict, VolId};
 use lvol_core::testing::program::{self, Kind as OpKind, Numbers, Op, Shape};
 
 const EXTERNAL_TAG: u32 = 1;
@@ -120,12 +120,17 @@ impl Run {
     /// Attributes have no RPC. SPDK makes a cycle of parents when asked to, and cannot open it again; it fails reads of an
     /// external clone beyond its device; and a clone that is smaller than the snapshot it takes over when that is deleted
     /// gets all of the snapshot's clusters in its extent page, of which it has freed those that are too many: it cannot open
-    /// that either.
+    /// that either. It does not decouple an lvol from a snapshot that is itself an external clone, whose parent it looks
+    /// for among the blobs.
     fn is_beyond_spdk(&self, call: &Call) -> bool {
         let clusters = |vol: &VolId| self.model.volumes.get(vol).map_or(0, |v| v.clusters);
         match call {
             Call::Delete { vol } if self.kind == Kind::Spdk => {
                 self.model.clones(*vol).iter().any(|clone| clusters(clone) < clusters(vol))
+            }
+            Call::Decouple { vol } if self.kind == Kind::Spdk => {
+                let parent = |vol| self.model.volumes.get(&vol).map(|v| v.parent);
+                matches!(parent(*vol), Some(Parent::Vol(above)) if parent(above) == Some(Parent::External))
             }
             Call::Attribute { .. } => true,
             Call::SetParent { vol, parent } => self.model.is_above(*vol, *parent),
