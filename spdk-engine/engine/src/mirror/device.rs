@@ -20,7 +20,7 @@
 mod meta;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
 
 use addax_hugepages::{Buf, BufSlice};
@@ -140,7 +140,7 @@ pub struct Device {
     waiting: RefCell<VecDeque<Io>>,
     /// What waits is being told again.
     admitting: Cell<bool>,
-    legs: RefCell<HashMap<LegId, Leg>>,
+    legs: RefCell<BTreeMap<LegId, Leg>>,
     runs: RefCell<Slab<LegRun>>,
     /// One per slot of the core, made at its first use and kept: a window's data lives here between its read and its
     /// writes, whatever else joins or leaves meanwhile.
@@ -152,6 +152,8 @@ pub struct Device {
     state: Cell<State>,
     /// The latest time the core was told; it never goes back.
     latest: Cell<Nanos>,
+    /// Room for the actions of an input.
+    actions: RefCell<Vec<Action>>,
     /// Taken down: late completions change nothing any more.
     dead: Cell<bool>,
     closing: RefCell<Vec<futures::channel::oneshot::Sender<()>>>,
@@ -191,6 +193,7 @@ impl Device {
             copied: Cell::new(0),
             state: Cell::new(State::Open),
             latest: Cell::new(0),
+            actions: RefCell::default(),
             dead: Cell::new(false),
             closing: RefCell::default(),
         });
@@ -296,7 +299,7 @@ impl Device {
         for io in hosts {
             core.complete(io, Status::INTERNAL_PATH_ERROR);
         }
-        for (_, leg) in self.legs.borrow_mut().drain() {
+        for leg in std::mem::take(&mut *self.legs.borrow_mut()).into_values() {
             leg.chans.close(core);
         }
         self.closing.borrow_mut().clear();
@@ -357,11 +360,13 @@ impl Device {
         }
         let now = now.max(self.latest.get());
         self.latest.set(now);
-        let mut out = Vec::new();
+        // Empty but for its room; an action that leads to an input at once finds a new one here.
+        let mut out = self.actions.take();
         self.machine.borrow_mut().apply(now, input, &mut out);
-        for action in out {
+        for action in out.drain(..) {
             self.act(core, action);
         }
+        self.actions.replace(out);
         if !self.waiting.borrow().is_empty() && !self.admitting.replace(true) {
             self.admit(core);
             self.admitting.set(false);
@@ -452,7 +457,8 @@ impl Device {
         (lba, blocks): (u64, u64),
         bufs: Bufs,
     ) {
-        let run = LegRun { leg, io, part, sent: core.clock(), asked: 0 };
+        // The time of the turn, if anything too early: the member counts as confirmed for less, never for longer.
+        let run = LegRun { leg, io, part, sent: core.now(), asked: 0 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
         chan.submit(core, Io::new(op, lba, blocks, bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
     }
@@ -594,7 +600,7 @@ impl Device {
         let Some(chan) = self.data_chan(leg) else {
             return self.input(core, Input::LegDone { leg, io, result: Err(LegError::Gone) });
         };
-        let run = LegRun { leg, io, part, sent: core.clock(), asked: asked + 1 };
+        let run = LegRun { leg, io, part, sent: core.now(), asked: asked + 1 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
         let into = smallvec::smallvec![Buf::alloc_unpooled(self.block_size as usize).into_slice()];
         chan.submit(core, Io::new(IoOp::Read, 0, 1, into, Rc::clone(self) as Rc<dyn IoSink>, tag));
