@@ -255,9 +255,9 @@ impl Work<'_> {
         let keep = |raised: &Config| Config { clean: self.is_clean(&reports), ..raised.clone() };
         let (next, message) = match (&raised, self.decide(raised.as_ref(), &reports)) {
             (Some(raised), Recovery::Keep) => (keep(raised), "the record is right: no copy knows more".to_owned()),
-            // Nothing but its predecessors is there to contradict it.
+            // Nothing contradicts it: what there is is of before, or the operator does without its word.
             (Some(raised), Recovery::Ask(AskReason::NoData)) if self.is_ahead(raised, &found, &reports) => {
-                (keep(raised), "the record is right: no copy has been used since it was made".to_owned())
+                (keep(raised), "the record stays: no copy that was read contradicts it".to_owned())
             }
             (_, Recovery::Keep) => return Err(AgentError::Internal("kept a record that is not there".to_owned())),
             (_, Recovery::Rebuild(config)) => {
@@ -312,7 +312,8 @@ impl Work<'_> {
         })
     }
 
-    /// Whether the record was made by a recovery and not used yet: a member is there, and all that is known is of before.
+    /// Whether nothing that was read is of the record's time or later, while a member is there: the record was made by a
+    /// recovery and not used yet, or the copies without superblocks (a stock engine writes none) were named as lost.
     fn is_ahead(
         &self,
         record: &Config,

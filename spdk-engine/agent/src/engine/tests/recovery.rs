@@ -204,8 +204,27 @@ async fn an_old_record_is_replaced_and_a_right_one_stays() {
     assert!(rebuilt.lineage != kept.lineage && !rebuilt.clean);
     // Nothing has been written since: what all of them know is of before.
     let message = cluster.ask(0, cluster.recovery("r3", pb::RecoverAction::Recover)).await.unwrap();
-    assert!(message.contains("no copy has been used since"), "{message}");
+    assert!(message.contains("no copy that was read contradicts it"), "{message}");
     assert_eq!(cluster.arbiter.get("v").unwrap().in_sync, rebuilt.in_sync);
+}
+
+/// As a stock engine leaves them, and replicas from before there were meta areas.
+#[tokio::test]
+async fn copies_without_superblocks_keep_their_record_when_an_operator_does_without_their_word() {
+    let cluster = Cluster::used(2).await;
+    let before = cluster.arbiter.get("v").unwrap();
+    let request = cluster.recovery("r1", pb::RecoverAction::Recover);
+    let unread = cluster.ask(0, request.clone()).await.unwrap_err();
+    assert!(unread.to_string().contains("v-r-0: it has no superblock"), "{unread}");
+    let lost = NAMES[..2].iter().map(|name| (*name).to_owned()).collect();
+    cluster.ask(0, pb::RecoverVolumeRequest { id: "r2".to_owned(), lost, ..request }).await.unwrap();
+    let kept = cluster.arbiter.get("v").unwrap();
+    assert_eq!(
+        (&kept.lineage, &kept.in_sync, kept.config_number),
+        (&before.lineage, &before.in_sync, before.config_number)
+    );
+    assert!(!kept.clean, "nobody has said that they were closed in order");
+    assert!(cluster.arbiter.read_history("v").await.unwrap().discarded.is_empty(), "members are not set aside");
 }
 
 #[tokio::test]
