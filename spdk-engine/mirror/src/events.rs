@@ -284,7 +284,7 @@ pub enum Event {
     /// The record changed.
     ConfigChanged {
         /// The new record.
-        config: Config,
+        config: Box<Config>,
     },
     /// The outcome of a swap is unknown; it is tried again until it is settled (rule 7).
     SwapUnknown {
@@ -452,7 +452,7 @@ pub enum Action {
         /// What the record must be now.
         expect: ConfigVersion,
         /// What it becomes.
-        next: Config,
+        next: Box<Config>,
         /// Why.
         reason: SwapReason,
     },

@@ -275,7 +275,7 @@ impl Core {
             })
         };
         if let Some((swap, next, reason)) = ask {
-            out.push(Action::Swap { swap, expect: self.gate.config.version(), next, reason });
+            out.push(Action::Swap { swap, expect: self.gate.config.version(), next: Box::new(next), reason });
             if reason == SwapReason::Join {
                 self.update_expected();
             }
@@ -439,7 +439,7 @@ impl Core {
         }
         self.update_expected();
         self.meta.outdate();
-        out.push(Action::Event(Event::ConfigChanged { config }));
+        out.push(Action::Event(Event::ConfigChanged { config: Box::new(config) }));
         if reason == SwapReason::Close {
             self.closed(out);
         }

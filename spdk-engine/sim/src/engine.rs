@@ -611,7 +611,7 @@ impl World {
                 if reason == SwapReason::Leave && self.process(me).is_some_and(|p| p.alone) {
                     return self.fail(format!("{me:?} ejects members although it reaches none itself"));
                 }
-                self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
+                self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next: *next });
             }
             Action::WakeAt { at } => {
                 let at = at.saturating_add(self.nodes[me.node].clock_stood).max(self.now);

@@ -630,7 +630,7 @@ impl IoSink for Device {
             return;
         }
         // Not the time of the turn: the lease of reads is judged by it, and this process may have been stopped in between.
-        let now = core.clock();
+        let now = core.completion_clock();
         let late = now.saturating_sub(run.sent) > LATE_NS;
         if status.is_success() && late && run.asked < QUESTIONS_MAX {
             return self.ask_again(core, run);

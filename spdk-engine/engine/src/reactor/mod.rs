@@ -129,6 +129,14 @@ struct PendingDisk {
     tag: u64,
 }
 
+/// Whether completions are being delivered, and the time at which somebody first asked for it.
+#[derive(Debug, Clone, Copy)]
+enum Delivery {
+    None,
+    Began,
+    Timed(Nanos),
+}
+
 struct CoreInner {
     id: CoreId,
     driver: RefCell<Box<dyn Driver>>,
@@ -145,6 +153,8 @@ struct CoreInner {
     flushes: RefCell<Vec<Rc<dyn OnReady>>>,
     deferred: RefCell<VecDeque<Box<dyn FnOnce(&Core)>>>,
     locals: RefCell<HashMap<TypeId, Rc<dyn Any>>>,
+    /// See [`Core::completion_clock`].
+    delivery: Cell<Delivery>,
     stop: Cell<bool>,
 }
 
@@ -182,6 +192,21 @@ impl Core {
     #[must_use]
     pub fn clock(&self) -> Nanos {
         self.0.driver.borrow().now()
+    }
+
+    /// The time at which the core began to deliver the present completions, read from the machine at the first question:
+    /// as good as [`Self::clock`] for what is answered when all of them are delivered, at a fraction of its cost.
+    #[must_use]
+    pub fn completion_clock(&self) -> Nanos {
+        match self.0.delivery.get() {
+            Delivery::None => self.clock(),
+            Delivery::Began => {
+                let read = self.clock();
+                self.0.delivery.set(Delivery::Timed(read));
+                read
+            }
+            Delivery::Timed(read) => read,
+        }
     }
 
     /// The pool of I/O buffers.
@@ -442,6 +467,7 @@ impl Reactor {
             flushes: RefCell::new(Vec::new()),
             deferred: RefCell::new(VecDeque::new()),
             locals: RefCell::new(HashMap::new()),
+            delivery: Cell::new(Delivery::None),
             stop: Cell::new(false),
         });
         let peer = Peer { id, mail, stats: Arc::clone(&stats), cpu: None };
@@ -639,6 +665,13 @@ impl Reactor {
     }
 
     fn run_completions(&self) -> bool {
+        self.core.0.delivery.set(Delivery::Began);
+        let any = self.deliver_completions();
+        self.core.0.delivery.set(Delivery::None);
+        any
+    }
+
+    fn deliver_completions(&self) -> bool {
         for count in 0..BATCH {
             let next = self.core.0.done.borrow_mut().pop_front();
             let Some(Done { sink, tag, status }) = next else { return count > 0 };

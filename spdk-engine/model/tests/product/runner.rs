@@ -89,7 +89,7 @@ impl World {
             Action::MetaIo { leg, io, op } => self.meta_io(e, leg, io, op),
             Action::HostDone { id, result } => self.host_done(e, id, result),
             Action::Swap { swap, expect, next, .. } => {
-                self.requests.push(Request { swap, expect, next, waits: Some(e), executed: false });
+                self.requests.push(Request { swap, expect, next: *next, waits: Some(e), executed: false });
             }
             Action::WakeAt { at } => self.process(e).wake = at,
             Action::LegDrop { leg, .. } => {
