@@ -191,7 +191,7 @@ impl Bench {
                 Action::MetaIo { leg, io, op } => self.metas.push(Meta { leg, io, op }),
                 Action::HostDone { id, result } => self.done.push((id, result)),
                 Action::Swap { swap, expect, next, reason } => {
-                    self.swaps.push(SwapAsked { swap, expect, next, reason });
+                    self.swaps.push(SwapAsked { swap, expect, next: *next, reason });
                 }
                 Action::WakeAt { at } => self.wake = Some(at),
                 Action::LegDrop { leg, reason } => self.drops.push((leg, reason)),
