@@ -1,13 +1,18 @@
 //! A local cluster as a user runs it: `addax up` in a folder of its own, verbs by the command line, `addax-perf` as the
 //! host, and signals to everything or to one node.
 //!
+//! Started by [`LocalCluster::apart`], its nodes have network namespaces of their own ([`crate::netns`]) and reach the API
+//! server through doors ([`crate::door`]), so that tests can cut the network and hold what goes to the arbiter.
+//!
 //! *Invariants.* One cluster at a time on a machine, by a lock in the folder for temporary files: all of them use the same
 //! loopback addresses, and while one is down another must not take its ports. Dropped, it leaves no process and no file
 //! behind, also when the test has failed.
 //!
 //! *When things fail.* Errors carry the output of the command, and [`LocalCluster::logs`] the end of every log.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -16,10 +21,13 @@ use addax_perf::plane::procfs;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::disk_image;
+use crate::door::Door;
+use crate::engine::rpc_at;
+use crate::netns::{self, HOST_PLACE, HUB, Net, command_in};
 use crate::programs::program;
 
 /// NQN of the host that the tests are.
@@ -27,6 +35,12 @@ pub const HOST: &str = "nqn.2026-11.io.addax:host:e2e";
 
 /// How long anything may take that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Port of the API server of a cluster with a network of its own.
+const API_PORT: u16 = 7443;
+
+/// Bytes of the disks of a cluster with a network of its own.
+const DISK_BYTES: u64 = 1 << 30;
 
 /// A local cluster in a temporary folder.
 #[derive(Debug)]
@@ -36,6 +50,9 @@ pub struct LocalCluster {
     port: u16,
     /// More arguments of `addax up`.
     up: Vec<String>,
+    /// By node, the way to the API server; none without a network of its own.
+    doors: BTreeMap<String, Door>,
+    net: Option<Net>,
     /// Locked; the lock goes with the file.
     _turn: File,
 }
@@ -64,14 +81,82 @@ impl LocalCluster {
     /// # Errors
     /// As [`Self::up`].
     pub fn up_with(nodes: u32, more: &[&str]) -> Result<Self> {
+        let cluster = Self::plan(nodes, more)?;
+        cluster.up_again()?;
+        Ok(cluster)
+    }
+
+    fn plan(nodes: u32, more: &[&str]) -> Result<Self> {
         let turn = turn()?;
         // Below the range from which the kernel takes ports of its own, and another one for every test program.
         let port = 12_000 + u16::try_from(std::process::id() % 10_000)?;
         let folder = tempfile::Builder::new().prefix("addax-e2e-").tempdir()?;
         let up = more.iter().map(|arg| (*arg).to_owned()).collect();
-        let cluster = Self { folder, nodes, port, up, _turn: turn };
+        Ok(Self { folder, nodes, port, up, doors: BTreeMap::new(), net: None, _turn: turn })
+    }
+
+    /// As [`Self::up`], with a network of its own; none, said loudly, where the machine does not allow that.
+    ///
+    /// # Errors
+    /// As [`Self::up`], or when the network cannot be made.
+    pub fn apart(nodes: u32) -> Result<Option<Self>> {
+        let Some(net) = Net::new(nodes)? else { return Ok(None) };
+        let mut cluster = Self::plan(nodes, &[])?;
+        cluster.lay_out()?;
+        let hub = net.namespace(HUB);
+        // Everything is first started in one place, which makes certificates and objects, and then each node in its own.
+        let places: Vec<String> = (1..=nodes).map(|number| format!("node-{number}")).collect();
+        let with_all = |verb: &str| -> Result<()> {
+            places.iter().try_for_each(|place| {
+                let address = format!("{}/32", netns::address(place)?);
+                netns::ip(&["-n", &hub, "address", verb, &address, "dev", "lo"])
+            })
+        };
+        with_all("add")?;
+        cluster.net = Some(net);
         cluster.up_again()?;
-        Ok(cluster)
+        // In good order: a manager that was killed is waited for by the next one of its node.
+        cluster.cli(&["down"])?;
+        with_all("delete")?;
+        cluster.start("apiserver", None)?;
+        cluster.wait_api()?;
+        for node in &places {
+            let net = cluster.net()?;
+            let api = SocketAddr::from(([127, 0, 0, 1], API_PORT));
+            let door = Door::open(api, &net.file(node), &net.file(HUB))?;
+            cluster.doors.insert(node.clone(), door);
+        }
+        places.iter().try_for_each(|node| cluster.start_node(node))?;
+        cluster.up_again()?;
+        Ok(Some(cluster))
+    }
+
+    /// Plans a cluster by addresses that are not those of this machine.
+    fn lay_out(&self) -> Result<()> {
+        let node = |number: u32| -> Result<Value> {
+            let name = format!("node-{number}");
+            Ok(json!({"address": netns::address(&name)?, "name": name}))
+        };
+        let nodes = (1..=self.nodes).map(node).collect::<Result<Vec<_>>>()?;
+        let plan = json!({"apiPort": API_PORT, "agentPort": 7450, "dataPort": 4420, "diskSize": DISK_BYTES, "nodes": nodes});
+        fs::create_dir_all(self.dir())?;
+        Ok(fs::write(self.dir().join("cluster.json"), plan.to_string())?)
+    }
+
+    /// The cluster's own network.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn net(&self) -> Result<&Net> {
+        self.net.as_ref().context("the cluster has no network of its own")
+    }
+
+    /// A node's way to the API server.
+    ///
+    /// # Errors
+    /// When the cluster has no network of its own.
+    pub fn door(&self, node: &str) -> Result<&Door> {
+        self.doors.get(node).with_context(|| format!("no door for {node}"))
     }
 
     /// `addax up` once more: starts what is missing.
@@ -79,6 +164,10 @@ impl LocalCluster {
     /// # Errors
     /// With what it printed.
     pub fn up_again(&self) -> Result<()> {
+        // What is missing is started where it belongs.
+        for number in (1..=self.nodes).filter(|_| !self.doors.is_empty()) {
+            self.start_node(&format!("node-{number}"))?;
+        }
         let (nodes, port) = (self.nodes.to_string(), self.port.to_string());
         let mut args = vec!["-q", "up", "--nodes", &nodes, "--port", &port];
         args.extend(self.up.iter().map(String::as_str));
@@ -95,7 +184,12 @@ impl LocalCluster {
     /// # Errors
     /// When it is not built.
     pub fn command(&self, args: &[&str]) -> Result<Command> {
-        let mut command = Command::new(program("addax")?);
+        self.command_at(HUB, args)
+    }
+
+    fn command_at(&self, place: &str, args: &[&str]) -> Result<Command> {
+        let file = self.net.as_ref().map(|net| net.file(place));
+        let mut command = command_in(file.as_deref(), &program("addax")?);
         command.arg("--dir").arg(self.dir()).args(args).stdin(Stdio::null());
         Ok(command)
     }
@@ -143,6 +237,7 @@ impl LocalCluster {
             address: format!("{}:{port}", text("traddr")?),
             nqn: text("nqn")?.to_owned(),
             volume: volume.to_owned(),
+            namespace: self.net.as_ref().map(|net| net.file(HOST_PLACE)),
         })
     }
 
@@ -262,19 +357,38 @@ impl LocalCluster {
         }
     }
 
+    /// Calls a method of a node's data plane.
+    ///
+    /// # Errors
+    /// As [`rpc_at`].
+    pub fn rpc(&self, node: &str, method: &str, params: Value) -> Result<Value> {
+        rpc_at(&self.dir().join("run").join(format!("{node}.sock")), method, params)
+    }
+
     /// Whether all copies are equal; the volume must be detached, and the only one.
     ///
     /// # Errors
     /// When they cannot be read, or are not as many as asked for.
     pub fn equal_images(&self, copies: usize) -> Result<bool> {
-        let mut all = Vec::new();
-        for node in 1..=self.nodes {
-            let lvols = disk_image::lvols(&self.disk_file(&format!("node-{node}")))?;
-            // What a copy knows of the others is its own.
-            all.extend(lvols.into_iter().filter(|(name, _)| !name.ends_with("-meta")).map(|(_, bytes)| bytes));
-        }
+        let all = self.images("", &[])?;
         ensure!(all.len() == copies, "{} copies instead of {copies}", all.len());
-        Ok(all.windows(2).all(|pair| pair[0] == pair[1]))
+        Ok(all.windows(2).all(|pair| pair[0].1 == pair[1].1))
+    }
+
+    /// The copies of a volume, by name, on the first disks of all nodes and on more files. An empty name is any volume.
+    ///
+    /// # Errors
+    /// When a disk cannot be read.
+    pub fn images(&self, volume: &str, more: &[PathBuf]) -> Result<Vec<(String, Vec<u8>)>> {
+        let disks = (1..=self.nodes).map(|node| self.disk_file(&format!("node-{node}")));
+        let prefix = if volume.is_empty() { String::new() } else { format!("{volume}-r-") };
+        let mut all = Vec::new();
+        for disk in disks.chain(more.iter().cloned()) {
+            // Beside each copy there is what its engine keeps about it, which differs.
+            let is_copy = |name: &String| name.starts_with(&prefix) && !name.ends_with("-meta");
+            all.extend(disk_image::lvols(&disk)?.into_iter().filter(|(name, _)| is_copy(name)));
+        }
+        Ok(all)
     }
 
     /// The file that is the first disk of a node.
@@ -292,12 +406,27 @@ impl LocalCluster {
         let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
         let mut args = vec![role];
         args.extend(node.iter().flat_map(|node| ["--node", node]));
-        let child = self.command(&args)?.stdout(log.try_clone()?).stderr(log).spawn()?;
+        let child = self.command_at(node.unwrap_or(HUB), &args)?.stdout(log.try_clone()?).stderr(log).spawn()?;
         // As `addax up` leaves it, so that the next `up` finds it running and `down` ends it.
         let start = start_time(child.id()).with_context(|| format!("{name} has ended at once"))?;
         fs::write(self.dir().join("run").join(format!("{name}.pid")), format!("{} {start}\n", child.id()))?;
         std::thread::spawn(move || child.wait_with_output());
         Ok(())
+    }
+
+    /// Starts the agent and the manager of a node, if they do not run.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_node(&self, node: &str) -> Result<()> {
+        let mut missing = ["agent", "manager"].into_iter().filter(|role| self.processes_of_role(node, role).is_empty());
+        missing.try_for_each(|role| self.start(role, Some(node)))
+    }
+
+    /// The processes of a node that are its `agent` or its `manager`.
+    pub fn processes_of_role(&self, node: &str, role: &str) -> Vec<Pid> {
+        let has_role = |pid: &Pid| arguments(*pid).iter().any(|arg| arg == role);
+        self.node_processes(node).into_iter().filter(has_role).collect()
     }
 
     /// The end of every log.
@@ -337,6 +466,8 @@ pub struct Target {
     pub address: String,
     pub nqn: String,
     pub volume: String,
+    /// Network namespace of the host.
+    pub namespace: Option<PathBuf>,
 }
 
 impl Target {
@@ -345,7 +476,7 @@ impl Target {
     /// # Errors
     /// When it is not built.
     pub fn verify(&self, log: &Path, more: &[&str]) -> Result<Load> {
-        let child = Command::new(program("addax-perf")?)
+        let child = command_in(self.namespace.as_deref(), &program("addax-perf")?)
             .args(["verify", "--target", &self.address, "--nqn", &self.nqn, "--host-nqn", HOST])
             .args(["--expect-volume", &self.volume, "--no-pin", "--quiet", "-o", "json", "--log"])
             .arg(log)

@@ -1,7 +1,9 @@
 //! One `addax-engine` process, driven by its RPC socket.
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,6 +25,8 @@ pub struct Engine {
     folder: TempDir,
     process: Option<DataPlane>,
     args: Vec<String>,
+    /// File of the network namespace in which it runs.
+    namespace: Option<PathBuf>,
 }
 
 impl Engine {
@@ -31,8 +35,20 @@ impl Engine {
     /// # Errors
     /// When it is not built or does not answer; with its log.
     pub fn start(args: &[&str]) -> Result<Self> {
+        Self::begin(None, args)
+    }
+
+    /// As [`Engine::start`], in a network namespace, by its file.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_in(namespace: &Path, args: &[&str]) -> Result<Self> {
+        Self::begin(Some(namespace.to_owned()), args)
+    }
+
+    fn begin(namespace: Option<PathBuf>, args: &[&str]) -> Result<Self> {
         let args = args.iter().map(|a| (*a).to_owned()).collect();
-        let mut engine = Self { folder: tempfile::tempdir()?, process: None, args };
+        let mut engine = Self { folder: tempfile::tempdir()?, process: None, args, namespace };
         engine.restart()?;
         Ok(engine)
     }
@@ -81,9 +97,19 @@ impl Engine {
         self.kill()?;
         let args = std::iter::once("--no-huge".to_owned()).chain(self.args.clone()).collect();
         let (socket, log) = (self.socket(), self.folder.path().join("log"));
-        let launch = Launch { program: program("addax-engine")?, args, socket, log, cpu: None };
+        let launch = Launch { program: self.program()?, args, socket, log, cpu: None };
         self.process = Some(DataPlane::start(launch)?);
         Ok(())
+    }
+
+    /// The engine, or a script that starts it in its namespace.
+    fn program(&self) -> Result<PathBuf> {
+        let (engine, Some(namespace)) = (program("addax-engine")?, &self.namespace) else { return program("addax-engine") };
+        let script = self.folder.path().join("start");
+        let text = format!("#!/bin/sh\nexec nsenter --net='{}' -- '{}' \"$@\"\n", namespace.display(), engine.display());
+        std::fs::write(&script, text)?;
+        std::fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+        Ok(script)
     }
 
     /// Ends it by SIGTERM and gives back whether it ended well.
@@ -115,15 +141,24 @@ impl Engine {
     /// # Errors
     /// The first refused call.
     pub fn export(&self, bdev: &str, nqn: &str, port: u16) -> Result<SocketAddr> {
+        self.export_at(bdev, nqn, SocketAddr::from(([127, 0, 0, 1], port)))
+    }
+
+    /// Exports a device as `nqn` at an address, to any host; where.
+    ///
+    /// # Errors
+    /// The first refused call.
+    pub fn export_at(&self, bdev: &str, nqn: &str, at: SocketAddr) -> Result<SocketAddr> {
         let transports = self.rpc("nvmf_get_transports", Value::Null)?;
         if transports.as_array().is_none_or(Vec::is_empty) {
             self.rpc("nvmf_create_transport", json!({"trtype": "TCP"}))?;
         }
         self.rpc("nvmf_create_subsystem", json!({"nqn": nqn, "serial_number": "ADDAX-TEST", "allow_any_host": true}))?;
         self.rpc("nvmf_subsystem_add_ns", json!({"nqn": nqn, "namespace": {"bdev_name": bdev}}))?;
-        let address = json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port.to_string()});
+        let (traddr, trsvcid) = (at.ip().to_string(), at.port().to_string());
+        let address = json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": traddr, "trsvcid": trsvcid});
         self.rpc("nvmf_subsystem_add_listener", json!({"nqn": nqn, "listen_address": address}))?;
-        Ok(SocketAddr::from(([127, 0, 0, 1], port)))
+        Ok(at)
     }
 }
 

@@ -5,12 +5,14 @@
 
 pub mod cluster;
 pub mod disk_image;
+pub mod door;
 pub mod engine;
 pub mod guest;
 pub mod kube;
 pub mod kubectl;
 pub mod load;
 pub mod lvol_plane;
+pub mod netns;
 pub mod nvme_tcp;
 pub mod pauses;
 pub mod programs;
