@@ -16,6 +16,8 @@ need openssl openssl
 need python3 python3
 python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 need xz xz-utils
+need ip iproute2
+need nsenter util-linux
 # The guest's shell must not need libraries, so another build of the same program will not do.
 dpkg-query -W -f '${Status}' busybox-static 2>/dev/null | grep -q 'ok installed' ||
 	missing="$missing busybox-static"

@@ -138,7 +138,8 @@ impl LocalCluster {
             Ok(json!({"address": netns::address(&name)?, "name": name}))
         };
         let nodes = (1..=self.nodes).map(node).collect::<Result<Vec<_>>>()?;
-        let plan = json!({"apiPort": API_PORT, "agentPort": 7450, "dataPort": 4420, "diskSize": DISK_BYTES, "nodes": nodes});
+        let plan =
+            json!({"apiPort": API_PORT, "agentPort": 7450, "dataPort": 4420, "diskSize": DISK_BYTES, "nodes": nodes});
         fs::create_dir_all(self.dir())?;
         Ok(fs::write(self.dir().join("cluster.json"), plan.to_string())?)
     }

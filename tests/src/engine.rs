@@ -104,9 +104,12 @@ impl Engine {
 
     /// The engine, or a script that starts it in its namespace.
     fn program(&self) -> Result<PathBuf> {
-        let (engine, Some(namespace)) = (program("addax-engine")?, &self.namespace) else { return program("addax-engine") };
+        let (engine, Some(namespace)) = (program("addax-engine")?, &self.namespace) else {
+            return program("addax-engine");
+        };
         let script = self.folder.path().join("start");
-        let text = format!("#!/bin/sh\nexec nsenter --net='{}' -- '{}' \"$@\"\n", namespace.display(), engine.display());
+        let text =
+            format!("#!/bin/sh\nexec nsenter --net='{}' -- '{}' \"$@\"\n", namespace.display(), engine.display());
         std::fs::write(&script, text)?;
         std::fs::set_permissions(&script, Permissions::from_mode(0o755))?;
         Ok(script)

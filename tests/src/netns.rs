@@ -202,9 +202,15 @@ impl Reaper {
     /// When there is no shell.
     pub fn start(script: &str, variables: &[(&str, &str)]) -> Result<Self> {
         // A signal to the group of the test, as by Ctrl-C, must not end what cleans up after it.
-        let script = format!("trap '' INT TERM HUP\nPATH=$PATH:/usr/sbin:/sbin\nread -r line\n{{ {script}\n}} 2>/dev/null");
+        let script =
+            format!("trap '' INT TERM HUP\nPATH=$PATH:/usr/sbin:/sbin\nread -r line\n{{ {script}\n}} 2>/dev/null");
         let mut shell = Command::new("sh");
-        shell.args(["-c", &script]).envs(variables.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        shell
+            .args(["-c", &script])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         Ok(Self { shell: shell.spawn().context("sh")? })
     }
 }

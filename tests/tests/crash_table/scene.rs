@@ -126,14 +126,17 @@ impl Scene {
         not.iter().for_each(|(node, disk)| drop(cluster.cli(&["disk", "disable", node, disk]).unwrap()));
         let count = copies.to_string();
         let create = ["volume", "create", volume, "--size", "64MiB", "--replicas", &count];
-        cluster.cli(&[&create[..], more].concat()).unwrap();
+        // Nodes whose managers have just come say only after a moment that they are ready.
+        while let Err(error) = cluster.cli(&[&create[..], more].concat()) {
+            assert!(error.to_string().contains("not ready") && began.elapsed() < PATIENCE, "{error:#}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
         let target = cluster.attach(volume, "node-1", 60).unwrap();
         cluster.wait_healthy(volume, copies).unwrap();
         let logs = tempfile::tempdir().unwrap();
         let disabled = not.iter().map(|(node, disk)| ((*node).to_owned(), (*disk).to_owned())).collect();
         let (volume, log) = (volume.to_owned(), logs.path().join("writes.wlog"));
-        let scene =
-            Self { cluster, volume, target, log, copies, disabled, more_disks: Vec::new(), began, _logs: logs };
+        let scene = Self { cluster, volume, target, log, copies, disabled, more_disks: Vec::new(), began, _logs: logs };
         scene.tell("healthy");
         scene
     }
@@ -228,6 +231,18 @@ impl Scene {
             assert!(Instant::now() < until, "the mirror is never {what}: {found:#}");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Waits until a program has logged the words about this volume.
+    pub fn wait_log(&self, program: &str, words: &str) {
+        let log = self.cluster.dir().join("log").join(format!("{program}.log"));
+        let until = Instant::now() + PATIENCE;
+        let has = |line: &str| line.contains(&self.volume) && line.contains(words);
+        while !std::fs::read_to_string(&log).unwrap().lines().any(has) {
+            assert!(Instant::now() < until, "{program} never says {words:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.tell(words);
     }
 
     /// Kills the data plane of a node, which its agent starts again.
