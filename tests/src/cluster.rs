@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use addax_perf::plane::procfs;
@@ -29,12 +29,13 @@ use crate::door::Door;
 use crate::engine::rpc_at;
 use crate::netns::{self, HOST_PLACE, HUB, Net, command_in};
 use crate::programs::program;
+pub use crate::verify::{Done, Load, Target};
 
 /// NQN of the host that the tests are.
 pub const HOST: &str = "nqn.2026-11.io.addax:host:e2e";
 
 /// How long anything may take that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Port of the API server of a cluster with a network of its own.
 const API_PORT: u16 = 7443;
@@ -458,107 +459,6 @@ impl Drop for LocalCluster {
             let _ = down.output();
         }
         let _ = self.kill_all(|_| {});
-    }
-}
-
-/// Where a volume is served.
-#[derive(Debug, Clone)]
-pub struct Target {
-    pub address: String,
-    pub nqn: String,
-    pub volume: String,
-    /// Network namespace of the host.
-    pub namespace: Option<PathBuf>,
-}
-
-impl Target {
-    /// Starts `addax-perf verify` with a write log and more arguments.
-    ///
-    /// # Errors
-    /// When it is not built.
-    pub fn verify(&self, log: &Path, more: &[&str]) -> Result<Load> {
-        let child = command_in(self.namespace.as_deref(), &program("addax-perf")?)
-            .args(["verify", "--target", &self.address, "--nqn", &self.nqn, "--host-nqn", HOST])
-            .args(["--expect-volume", &self.volume, "--no-pin", "--quiet", "-o", "json", "--log"])
-            .arg(log)
-            .args(more)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .context("start addax-perf")?;
-        Ok(Load { child: Some(child) })
-    }
-
-    /// Reads everything that the log knows of and judges it. While nobody serves the volume it is tried again.
-    ///
-    /// # Errors
-    /// At the first mismatch; when the volume is not served in time.
-    pub fn check(&self, log: &Path, more: &[&str]) -> Result<Value> {
-        let until = Instant::now() + PATIENCE;
-        let args = [&["--phase", "check", "--written-only", "--bs", "64k"], more].concat();
-        loop {
-            let done = self.verify(log, &args)?.finish()?;
-            match done.code {
-                Some(0) => return Ok(done.report),
-                Some(3) if Instant::now() < until => std::thread::sleep(Duration::from_millis(100)),
-                _ => bail!("the check fails: {done:#?}"),
-            }
-        }
-    }
-}
-
-/// A running `addax-perf verify`; killed when dropped.
-#[derive(Debug)]
-pub struct Load {
-    child: Option<Child>,
-}
-
-/// How a load has ended.
-#[derive(Debug)]
-pub struct Done {
-    /// Exit code; none after a signal.
-    pub code: Option<i32>,
-    /// Its report; null when there is none.
-    pub report: Value,
-    /// What it printed as errors.
-    pub errors: String,
-}
-
-impl Load {
-    /// Whether it runs.
-    pub fn is_running(&mut self) -> bool {
-        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
-    }
-
-    /// Sends it a signal.
-    ///
-    /// # Errors
-    /// When it has ended.
-    pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        ensure!(self.is_running(), "the load has ended");
-        let id = self.child.as_ref().context("the load has ended")?.id();
-        kill(Pid::from_raw(i32::try_from(id)?), signal).context("signal the load")
-    }
-
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// When it cannot be waited for.
-    pub fn finish(mut self) -> Result<Done> {
-        let child = self.child.take().context("the load has ended")?;
-        let Output { status, stdout, stderr } = child.wait_with_output()?;
-        let report = serde_json::from_slice(&stdout).unwrap_or_default();
-        Ok(Done { code: status.code(), report, errors: String::from_utf8_lossy(&stderr).into_owned() })
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }
 

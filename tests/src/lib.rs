@@ -18,3 +18,4 @@ pub mod pauses;
 pub mod programs;
 pub mod python;
 pub mod spdk;
+pub mod verify;

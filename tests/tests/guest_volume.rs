@@ -55,6 +55,7 @@ fn attach(cluster: &LocalCluster, guest: &Guest) -> Target {
         address: format!("{}:{}", text("traddr"), endpoint["trsvcid"]),
         nqn: text("nqn"),
         volume: VOLUME.to_owned(),
+        namespace: None,
     }
 }
 
