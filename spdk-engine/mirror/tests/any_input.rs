@@ -83,7 +83,7 @@ impl Any {
                 Action::Swap { swap, expect, next, .. } => {
                     assert_eq!(expect, self.record.version(), "a swap expects the record that stands");
                     self.record.check_successor(&next).unwrap();
-                    self.swaps.push((swap, next));
+                    self.swaps.push((swap, *next));
                 }
                 Action::MetaIo { leg, io, op } => self.metas.push(Meta { leg, io, op }),
                 Action::Event(Event::MetaFailed { leg, .. }) => self.without.extend(self.legs.get(&leg).cloned()),
