@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Running ─▶ Draining ─▶ ClosingFlush ─▶ ClosingMeta ─▶ ClosingSwap ─▶ Closed
-//!                                             └─ regions are still inherited: Closed, the record stays unclean
+//!                                             └─ regions are still inherited, or a meta area fails: Closed, the record
+//!                                                stays unclean
 //! ```
 //! *Invariants.* The record says "clean" only when all members are equal and flushed. Regions that are not equal yet are
 //! not waited for, as that may take long: their bits stay, and the next engine goes on with them.
@@ -27,6 +28,9 @@ impl Core {
             && self.barrier.is_none()
         {
             self.life = Life::ClosingFlush { sent: LegMask::EMPTY, done: LegMask::EMPTY };
+        }
+        if self.life == Life::ClosingMeta && self.is_stuck_on_meta() {
+            return self.closed(out); // Nobody knows how long that takes.
         }
         if self.life == Life::ClosingMeta && self.meta.carried && self.meta_is_settled() {
             // Regions that are not equal yet keep their bits, and the record does not say "clean". Nor does it while

@@ -122,6 +122,7 @@ impl Core {
         let options = params.options;
         let opened_single = params.config.in_sync.len() == 1;
         let region_slots = if wib.is_some() { options.copy_queue_depth } else { 0 };
+        let regions = wib.as_ref().map_or(0, |w| w.geometry.regions());
         let capacity = options.max_inflight as usize + options.copy_queue_depth as usize * 2 + 1;
         let mut core = Self {
             volume: params.volume,
@@ -139,7 +140,7 @@ impl Core {
             wib,
             meta: MetaState::new(),
             marks: Marks::default(),
-            regions: Regions::new(region_slots),
+            regions: Regions::new(region_slots, regions),
             opened_single,
             life: Life::Running,
             hosts_must_detach: params.hosts_must_detach,
@@ -199,7 +200,7 @@ impl Core {
             Input::MetaRead { leg, io, data } => self.apply_meta_read(leg, io, data, out),
             Input::LegLost { leg, announced } => self.apply_leg_lost(now, leg, announced, out),
             Input::LegBack { leg, cache_lost } => self.apply_leg_back(now, leg, cache_lost, out),
-            Input::LegInstance { leg, instance } => self.apply_leg_instance(leg, instance),
+            Input::LegInstance { leg, instance } => self.apply_leg_instance(leg, &instance),
             Input::HostsDetached => self.apply_hosts_detached(),
             Input::LegFenced { leg } => self.apply_leg_fenced(leg, out),
             Input::SwapAnswer { swap, outcome } => self.apply_swap_answer(now, swap, outcome, out),
@@ -259,7 +260,8 @@ impl Core {
     /// Everything about bits and meta areas; nothing without them.
     fn pump_bits(&mut self, out: &mut Vec<Action>) {
         if self.wib.is_some() {
-            self.pump_regions();
+            self.retry_meta();
+            self.pump_regions(out);
             self.pump_marks();
             self.pump_clear(out);
             self.pump_marks(); // Room that was made is used by the same meta write.

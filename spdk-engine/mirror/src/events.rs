@@ -26,6 +26,7 @@
 use std::sync::Arc;
 
 use crate::config::{Config, ConfigVersion, ReplicaId};
+use crate::meta::MetaError;
 
 /// A point in time in nanoseconds of a clock that never goes back and that runs on while the machine is suspended
 /// (rule 16). Only differences count.
@@ -308,12 +309,15 @@ pub enum Event {
     /// All members are equal after an unclean stop: no region is inherited any more, or, without bits, the full copy
     /// is done and hosts are served.
     Equalised,
-    /// The last member cannot keep its meta area; it goes on without.
+    /// A member that cannot leave cannot keep its meta area; it is tried again. As long as it does not carry the record,
+    /// acknowledgements wait.
     MetaFailed {
         /// Which.
         leg: LegId,
         /// Why.
         error: LegError,
+        /// Why, when there is nothing to be written.
+        why: Option<MetaError>,
     },
     /// The runner asked to remove a member that must stay.
     RemoveRefused {

@@ -5,7 +5,8 @@
 //! the record changes. [`Core::pump_meta`] sends what is missing:
 //! ```text
 //! Unread ─▶ Reading (sequence of its superblock) ─▶ Ready: bits first, then superblock, then whatever changes
-//!                                                     └─ error: it leaves; the last member goes on without (Broken)
+//!      ▲                                              └─ error: it leaves; the last member cannot (Broken)
+//!      └─────────────────── after a pause ────────────────────────────────────────────────┘
 //! ```
 //! At most one write is in flight per bitmap block and leg, and one of the superblock; changes that come meanwhile
 //! share the next one. A superblock with this engine's epoch is written only after the whole bitmap was: so the next
@@ -16,23 +17,27 @@
 //! (rule 9); while it is copied to, new bits wait for it as for a member.
 //!
 //! *When things fail.* A leg that cannot keep its meta area leaves as one that fails a write does. The last member
-//! cannot leave; its bits say nothing then, which is right while there is nobody it could differ from, and whoever
-//! joins it gets the bits from memory.
+//! cannot leave. Its bits say nothing then, which is right while there is nobody it could differ from, and whoever
+//! joins it gets the bits from memory. But a record that it does not carry could be taken back by an old copy of the
+//! record (rule 21): until it does, the volume is frozen. It is tried again after each grace window, and as soon as there
+//! is another member; if it fails then, it leaves.
 
 use std::sync::Arc;
 
 use crate::LEGS_MAX;
+use crate::config::Config;
 use crate::core::Core;
-use crate::events::{Action, DropReason, Event, IoId, LegError, LegId, MetaOp};
+use crate::events::{Action, DropReason, Event, IoId, LegError, LegId, MetaOp, Nanos};
 use crate::legs::{IoEntry, Leg, MetaPart, Owner, Role};
-use crate::meta::{RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, encode_bits, newest_superblock};
+use crate::meta::{MetaError, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, encode_bits, newest_superblock};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Unread,
     Reading,
     Ready,
-    Broken,
+    /// Failed on a member that cannot leave; tried again at that time.
+    Broken(Nanos),
 }
 
 /// What a leg holds of one bitmap block, by version; 0 is nothing known.
@@ -51,6 +56,8 @@ pub(crate) struct LegMeta {
     sequence: u64,
     blocks: Vec<BlockCopy>,
     superblock: BlockCopy,
+    /// The instance that its superblock named when it was read.
+    instance: String,
 }
 
 impl LegMeta {
@@ -60,6 +67,7 @@ impl LegMeta {
             sequence: 0,
             blocks: vec![BlockCopy::default(); bits_blocks as usize],
             superblock: BlockCopy::default(),
+            instance: String::new(),
         }
     }
 
@@ -70,6 +78,22 @@ impl LegMeta {
 
     fn has_bits(&self) -> bool {
         self.blocks.iter().all(|b| b.durable > 0)
+    }
+
+    fn broken_until(&self) -> Option<Nanos> {
+        if let Stage::Broken(until) = self.stage { Some(until) } else { None }
+    }
+
+    /// No write is in flight: a late answer would be taken for that of a later one.
+    fn is_quiet(&self) -> bool {
+        self.superblock.sent == 0 && self.blocks.iter().all(|b| b.sent == 0)
+    }
+
+    /// Nothing is known of what it holds.
+    fn forget(&mut self) {
+        self.stage = Stage::Unread;
+        self.superblock = BlockCopy::default();
+        self.blocks.fill(BlockCopy::default());
     }
 }
 
@@ -105,7 +129,12 @@ impl MetaState {
 
 /// A leg whose meta area is used.
 fn usable(leg: &Leg) -> Option<&LegMeta> {
-    leg.meta.as_deref().filter(|m| m.stage != Stage::Broken)
+    leg.meta.as_deref().filter(|m| m.broken_until().is_none())
+}
+
+/// A member that stays.
+fn is_staying(leg: &&Leg) -> bool {
+    leg.role == Role::Member && !leg.is_failed()
 }
 
 impl Core {
@@ -126,10 +155,48 @@ impl Core {
         }
     }
 
+    /// Also a member whose meta area failed has to carry it: what is acknowledged without could be undone by an old copy
+    /// of the record (rules 6 and 21).
     fn is_carried(&self) -> bool {
-        let staying = |l: &&Leg| l.role == Role::Member && !l.is_failed();
         let version = self.meta.version;
-        self.legs.iter().filter(staying).filter_map(usable).all(|m| m.superblock.durable >= version)
+        let areas = self.legs.iter().filter(is_staying).filter_map(|l| l.meta.as_deref());
+        areas.filter(|m| !self.skips_broken(m)).all(|m| m.superblock.durable >= version)
+    }
+
+    /// Rule 21 broken on purpose: a member that cannot carry the record need not.
+    fn skips_broken(&self, meta: &LegMeta) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        if self.options.bug == Some(crate::PlantedBug::Rule06BrokenNeedNotCarry) {
+            return meta.broken_until().is_some();
+        }
+        let _ = meta;
+        false
+    }
+
+    /// Acknowledgements wait for a meta area that failed.
+    pub(crate) fn is_stuck_on_meta(&self) -> bool {
+        !self.meta.carried && self.broken().next().is_some()
+    }
+
+    /// Ends of the pauses of meta areas that failed.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = Nanos> {
+        self.legs.iter().filter(is_staying).filter_map(|l| l.meta.as_deref()).filter_map(LegMeta::broken_until)
+    }
+
+    /// Tries meta areas again whose pause is over, or whose member may leave by now.
+    pub(crate) fn retry_meta(&mut self) {
+        if self.broken().next().is_none() {
+            return; // The usual case.
+        }
+        let others = self.legs.iter().filter(is_staying).any(|l| usable(l).is_some());
+        let now = self.now;
+        for leg in self.legs.iter_mut() {
+            let due = |m: &LegMeta| m.broken_until().is_some_and(|at| at <= now || others) && m.is_quiet();
+            if let Some(meta) = leg.meta.as_deref_mut().filter(|m| due(m)) {
+                meta.forget();
+                self.meta.pump = true;
+            }
+        }
     }
 
     /// Every leg that counts holds exactly what is in memory.
@@ -186,7 +253,7 @@ impl Core {
                 }
                 self.send_superblock(id, out);
             }
-            Stage::Reading | Stage::Broken => {}
+            Stage::Reading | Stage::Broken(_) => {}
         }
     }
 
@@ -237,7 +304,12 @@ impl Core {
             return;
         }
         let sequence = meta.sequence + 1;
-        let Some(Ok(block)) = self.superblock(id, sequence).map(|s| s.encode()) else { return };
+        let block = match self.superblock(id, sequence).map(|s| s.encode()) {
+            None => return,
+            Some(Ok(block)) => block,
+            // It cannot say what it has to: as bad as one that cannot be written.
+            Some(Err(error)) => return self.meta_failed(id, LegError::Other, Some(error), out),
+        };
         if let Some(meta) = self.meta_of(id) {
             meta.superblock.sent = version;
         }
@@ -253,24 +325,20 @@ impl Core {
             true => ReplicaState::Member,
             false => ReplicaState::Rebuilding,
         };
+        let named = leg.meta.as_deref().map(|m| m.instance.clone()).unwrap_or_default();
+        let mut record = Config { clean: state == ReplicaState::ClosedClean, ..config.clone() };
         // More replicas may wait to be rebuilt than there is room for; they are the least of it.
-        let room = LEGS_MAX.saturating_sub(config.in_sync.len());
+        while record.in_sync.len() + record.rebuilding.len() > LEGS_MAX && record.rebuilding.pop_last().is_some() {}
         Some(Superblock {
             volume: self.volume.clone(),
             replica: leg.replica.clone(),
-            lineage: config.lineage.clone(),
-            epoch: config.epoch,
-            engine_instance: config.engine_instance.clone(),
-            config_number: config.config_number,
-            in_sync: config.in_sync.clone(),
-            rebuilding: config.rebuilding.iter().take(room).cloned().collect(),
-            min_in_sync: config.min_in_sync,
-            size_blocks: config.size_blocks,
+            record,
             block_size: self.block_size,
             region_blocks: wib.geometry.region_blocks(),
             state,
-            // It names the instance only when it is certain to hold everything acknowledged (rule 1).
-            instance: if self.hosts_must_detach { String::new() } else { leg.instance.clone() },
+            // It names the instance only when it is certain to hold everything acknowledged (rule 1). Else what it named
+            // before stays: a member that merely could not be asked when the volume was opened may yet prove unchanged.
+            instance: if self.hosts_must_detach || leg.changed { named } else { leg.instance.clone() },
             sequence,
         })
     }
@@ -315,7 +383,8 @@ impl Core {
         };
         match (part, &result) {
             (MetaPart::Read, Ok(data)) => {
-                meta.sequence = newest_superblock(data).map_or(0, |s| s.sequence);
+                let found = newest_superblock(data);
+                (meta.sequence, meta.instance) = found.map_or((0, String::new()), |s| (s.sequence, s.instance));
                 meta.stage = Stage::Ready;
                 for (copy, version) in meta.blocks.iter_mut().zip(versions) {
                     copy.durable = version;
@@ -342,7 +411,7 @@ impl Core {
         if let Err(error) = result
             && error != LegError::Gone
         {
-            self.meta_failed(id, error, out);
+            self.meta_failed(id, error, None, out);
         }
     }
 
@@ -359,13 +428,14 @@ impl Core {
         Vec::new()
     }
 
-    fn meta_failed(&mut self, id: LegId, error: LegError, out: &mut Vec<Action>) {
-        if self.eject_or_drop(id, DropReason::MetaFailed(error)) {
-            return;
+    fn meta_failed(&mut self, id: LegId, error: LegError, why: Option<MetaError>, out: &mut Vec<Action>) {
+        if why.is_some() || !self.eject_or_drop(id, DropReason::MetaFailed(error)) {
+            let until = self.now.saturating_add(self.options.grace_ns);
+            if let Some(meta) = self.meta_of(id) {
+                meta.stage = Stage::Broken(until);
+            }
+            out.push(Action::Event(Event::MetaFailed { leg: id, error, why }));
         }
-        if let Some(meta) = self.meta_of(id) {
-            meta.stage = Stage::Broken;
-        }
-        out.push(Action::Event(Event::MetaFailed { leg: id, error }));
+        self.rescan = true;
     }
 }

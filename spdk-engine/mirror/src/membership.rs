@@ -24,6 +24,7 @@ use crate::events::{Action, DropReason, Event, LegId, Nanos, StopReason, SwapId,
 use crate::gate::Verdict;
 use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Link, Role};
+use crate::open::known_instance;
 
 impl Core {
     /// Legs that were not up at opening: their grace window begins with the first input, which brings the time.
@@ -95,9 +96,12 @@ impl Core {
     }
 
     /// A replica's instance changed. What that may have cost is told by `LegBack`.
-    pub(crate) fn apply_leg_instance(&mut self, id: LegId, instance: String) {
-        if let Some(leg) = self.legs.get_mut(id) {
-            leg.instance = instance;
+    pub(crate) fn apply_leg_instance(&mut self, id: LegId, instance: &str) {
+        let instance = known_instance(instance);
+        let Some(leg) = self.legs.get_mut(id).filter(|l| l.instance != instance) else { return };
+        leg.instance = instance;
+        // The superblock of a joiner is written once more when it joins.
+        if leg.role == Role::Member {
             self.meta.outdate();
         }
     }
@@ -227,7 +231,7 @@ impl Core {
         self.all_lost = !lost.is_empty() && lost == members;
         let most_lost = lost.len() * 2 > members.len();
         Self::tell(&mut self.suspect, most_lost, Event::Suspect, None, out);
-        let mut stuck = self.leaving() > self.may_leave();
+        let mut stuck = self.leaving() > self.may_leave() || self.is_stuck_on_meta();
         for id in self.legs.mask(|l| !l.is_up() && !l.is_failed()).iter() {
             let expired = self.grace_end(id).is_some_and(|end| end <= now);
             let member = members.contains(id);
@@ -259,7 +263,7 @@ impl Core {
         let swap = self.gate.pending.as_ref().and_then(|s| s.retry_at);
         let lost = self.legs.iter().filter(|l| !l.is_failed()).filter_map(|l| self.grace_end(l.id));
         let later = self.lease_deadline().into_iter().chain(self.marks.look_at);
-        lost.chain(swap).chain(later).filter(|at| *at > now).min()
+        lost.chain(swap).chain(later).chain(self.broken()).filter(|at| *at > now).min()
     }
 
     /// Asks for the next swap, or again for the one that is not settled.

@@ -9,7 +9,7 @@ use crate::config::{ConfigError, ReplicaId};
 use crate::events::Nanos;
 use crate::legmeta::LegMeta;
 use crate::legs::{Leg, Legs, Link, Role};
-use crate::meta::{Geometry, MetaError};
+use crate::meta::{Geometry, INSTANCE_BYTES_MAX, MetaError, RegionBits};
 use crate::params::{LegInit, OpenParams};
 use crate::wib::Wib;
 
@@ -114,8 +114,11 @@ pub(crate) fn open_wib(params: &mut OpenParams) -> Result<Option<Wib>, CoreError
     if meta.inherited.len() != geometry.regions() {
         return Err(CoreError::Regions { given: meta.inherited.len(), regions: geometry.regions() });
     }
+    // Nobody knows where a member that lost its cache lacks something.
+    let changed = params.legs.iter().any(|leg| leg.changed);
+    let inherited = if changed { RegionBits::full(geometry.regions()) } else { meta.inherited };
     #[allow(unused_mut)]
-    let mut wib = Wib::new(geometry, meta.inherited, options.live_regions_max);
+    let mut wib = Wib::new(geometry, inherited, options.live_regions_max);
     #[cfg(feature = "planted-bugs")]
     {
         wib.keeps_cooling = options.bug == Some(crate::PlantedBug::Rule18ClearThoughWritten);
@@ -132,6 +135,11 @@ pub(crate) fn geometry(size_blocks: u64, block_size: u32, region_blocks: u64) ->
     }
 }
 
+/// An instance that a superblock has room for; one that is longer tells nothing, like none.
+pub(crate) fn known_instance(instance: &str) -> String {
+    if instance.len() > INSTANCE_BYTES_MAX { String::new() } else { instance.to_owned() }
+}
+
 pub(crate) fn open_legs(params: &OpenParams, wib: Option<&Wib>) -> Result<Legs, CoreError> {
     let mut legs = Legs::new();
     for LegInit { leg, replica, local, up, meta, instance, changed } in &params.legs {
@@ -140,8 +148,9 @@ pub(crate) fn open_legs(params: &OpenParams, wib: Option<&Wib>) -> Result<Legs, 
         let link = if *up { Link::Up } else { Link::Lost { since: Nanos::MAX, announced: false } };
         let known = role == Role::Member || params.config.rebuilding.contains(replica);
         let mut fresh = Leg::new(*leg, replica.clone(), *local, role, link);
-        fresh.instance = instance.clone();
-        fresh.changed = *changed;
+        fresh.instance = known_instance(instance);
+        // Never read from until all regions are equal.
+        (fresh.changed, fresh.unequal) = (*changed, *changed);
         // What an older engine wrote there may not be flushed yet.
         fresh.changes = u64::from(!params.flushed);
         fresh.meta = wib.filter(|_| *meta).map(|w| Box::new(LegMeta::new(w.geometry.bits_blocks())));

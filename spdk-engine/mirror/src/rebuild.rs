@@ -19,7 +19,7 @@
 //! *Later.* Delta: a job asks the region stamps for its next window instead of counting up.
 
 use crate::core::{Core, Life, LockOwner};
-use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload, StopReason};
+use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload};
 use crate::legs::{Leg, LegMask, Owner, Role};
 use crate::overlap::{LockKey, LockKind};
 
@@ -306,7 +306,6 @@ impl Core {
                 self.copies.jobs.retain(|j| j.leg != id);
                 if let Some(leg) = self.legs.get_mut(id) {
                     leg.unequal = false;
-                    leg.changed = false;
                     if leg.role == Role::Flushing {
                         leg.role = Role::Admitted;
                     }
@@ -325,8 +324,8 @@ impl Core {
         let Some(barrier) = self.barrier else { return };
         let staying = |l: &Leg| l.role == Role::Member && l.eject.is_none();
         if !self.legs.iter().any(|l| staying(l) && !l.unequal) {
-            // The source leaves. Every member has all acknowledged writes and nothing was served yet: any will do,
-            // but what was copied so far came from another one.
+            // The source leaves. Every member has all acknowledged writes (one that may not has a meta area, and is made
+            // equal region by region) and nothing was served yet: any will do, but what was copied came from another one.
             let unequal = self.legs.mask(|l| l.unequal);
             unequal.iter().for_each(|id| self.end_copy(id));
             // A write to one that stays is still in flight: it must not land on what is read or written after it.
@@ -334,12 +333,7 @@ impl Core {
             if self.copies.windows.iter().any(|w| w.stage == Stage::Draining && stays.contains(w.target)) {
                 return;
             }
-            let last = self.legs.iter().find(|l| staying(l)).map(|l| l.id);
-            let any_holds_all = self.legs.iter().any(|l| staying(l) && !l.changed);
-            if let Some(leg) = last.filter(|_| !any_holds_all) {
-                return self.stop(StopReason::CacheLost { leg }, out); // Rule 1: none of them is a source.
-            }
-            let ready = |l: &&Leg| staying(l) && l.is_up() && !l.changed;
+            let ready = |l: &&Leg| staying(l) && l.is_up();
             let Some(source) = self.legs.iter().find(ready).map(|l| l.id) else { return };
             for id in unequal.iter() {
                 if id != source {

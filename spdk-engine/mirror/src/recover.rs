@@ -13,9 +13,12 @@
 //! read, as when a volume is opened. Else an engine that still runs could carry a swap that was committed before the
 //! record was lost to replicas that were read already, and acknowledge writes by it.
 //!
+//! The epoch of that fence says nothing about who knows more; what counts is the epoch in the superblocks. A record that
+//! is kept is raised to it, though, as no replica lets an engine in whose epoch is not above.
+//!
 //! *Invariants.* A volume is never initialised here: replicas without data are no proof that there was none. A rebuilt
-//! record has a new lineage, a `k` above all that were seen and an epoch that no replica is above, so whatever engine
-//! or request is left of the time before finds another record and stops.
+//! record has a new lineage, a `k` above all that were seen and an epoch that no replica is above, a raised one another
+//! epoch and author, so whatever engine or request is left of the time before finds another record and stops.
 //!
 //! *When things fail.* Missing replicas are waited for ([`Recovery::Wait`]); what contradicts itself is left to an
 //! operator ([`Recovery::Ask`]), with the reason.
@@ -23,43 +26,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::config::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId};
-use crate::meta::{ReplicaState, Superblock};
+use crate::meta::Superblock;
 
-/// What a replica knows of its volume: its superblock, and the epoch it was promoted to.
+/// What a replica knows of its volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaKnows {
-    /// History it belongs to.
-    pub lineage: Lineage,
-    /// Epoch it was promoted to; at least that of its superblock.
+    /// The record in its superblock; `clean` when the engine closed in order and this replica was a member.
+    pub record: Config,
+    /// Epoch it was promoted to: at least that of the record.
     pub promoted: Epoch,
-    /// Last known configuration number.
-    pub config_number: ConfigNumber,
-    /// Last known in-sync set.
-    pub in_sync: BTreeSet<ReplicaId>,
-    /// Last known rebuilding set.
-    pub rebuilding: BTreeSet<ReplicaId>,
-    /// Fewest members of `S`.
-    pub min_in_sync: u32,
-    /// Size of the volume in blocks.
-    pub size_blocks: u64,
-    /// The engine closed in order and this replica was a member.
-    pub closed_clean: bool,
 }
 
 impl ReplicaKnows {
     /// By a superblock, and the epoch that the replica itself keeps as promoted.
     #[must_use]
     pub fn of(superblock: &Superblock, promoted: Epoch) -> Self {
-        Self {
-            lineage: superblock.lineage.clone(),
-            promoted: superblock.epoch.max(promoted),
-            config_number: superblock.config_number,
-            in_sync: superblock.in_sync.clone(),
-            rebuilding: superblock.rebuilding.clone(),
-            min_in_sync: superblock.min_in_sync,
-            size_blocks: superblock.size_blocks,
-            closed_clean: superblock.state == ReplicaState::ClosedClean,
-        }
+        Self { record: superblock.record.clone(), promoted: superblock.record.epoch.max(promoted) }
     }
 }
 
@@ -113,7 +95,11 @@ pub enum AskReason {
 pub enum Recovery {
     /// The record the arbiter holds: no replica knows more. The hold may end.
     Keep,
-    /// This one.
+    /// The same, but replicas were promoted to a higher epoch, by the fence mostly: this record, which differs from the
+    /// arbiter's in epoch and author alone, and never says that the last engine closed in order: one that did not, and
+    /// acknowledged nothing, may have been promoted since.
+    Raise(Box<Config>),
+    /// No record, or an old copy: this one.
     Rebuild(Box<Config>),
     /// These known replicas have to be read first.
     Wait(BTreeSet<ReplicaId>),
@@ -138,36 +124,37 @@ pub fn recover(evidence: &Evidence) -> Recovery {
         })
         .collect();
     match newest(&known) {
-        Ok((_, newest)) => judge(evidence, &known, newest),
+        Ok((_, newest)) => judge(evidence, &known, &newest.record),
         Err(reason) => Recovery::Ask(reason),
     }
 }
 
 /// The replica that knows most; refuses what contradicts itself.
 fn newest<'a>(known: &[(&'a ReplicaId, &'a ReplicaKnows)]) -> Result<(&'a ReplicaId, &'a ReplicaKnows), AskReason> {
-    let lineages: BTreeSet<Lineage> = known.iter().map(|(_, k)| k.lineage.clone()).collect();
+    let lineages: BTreeSet<Lineage> = known.iter().map(|(_, k)| k.record.lineage.clone()).collect();
     if lineages.len() > 1 {
         return Err(AskReason::Lineages(lineages));
     }
-    let Some(newest) = known.iter().max_by_key(|(_, k)| k.config_number).copied() else {
+    let Some(newest) = known.iter().max_by_key(|(_, k)| k.record.config_number).copied() else {
         return Err(AskReason::NoData);
     };
-    let content = |k: &ReplicaKnows| (k.in_sync.clone(), k.rebuilding.clone(), k.size_blocks);
-    let same_number = known.iter().filter(|(_, k)| k.config_number == newest.1.config_number);
+    let content = |k: &ReplicaKnows| (k.record.in_sync.clone(), k.record.rebuilding.clone(), k.record.size_blocks);
+    let same_number = known.iter().filter(|(_, k)| k.record.config_number == newest.1.record.config_number);
     match same_number.clone().find(|(_, k)| content(k) != content(newest.1)) {
         Some((other, _)) => Err(AskReason::Contradiction(newest.0.clone(), (*other).clone())),
         None => Ok(newest),
     }
 }
 
-fn judge(evidence: &Evidence, known: &[(&ReplicaId, &ReplicaKnows)], newest: &ReplicaKnows) -> Recovery {
+fn judge(evidence: &Evidence, known: &[(&ReplicaId, &ReplicaKnows)], newest: &Config) -> Recovery {
     let promoted = known.iter().map(|(_, k)| k.promoted).max().unwrap_or_default();
+    let carried = known.iter().map(|(_, k)| k.record.epoch).max().unwrap_or_default();
     if let Some(record) = &evidence.record
         && record.lineage == newest.lineage
-        && record.epoch >= promoted
+        && record.epoch >= carried
         && record.config_number >= newest.config_number
     {
-        return Recovery::Keep;
+        return keep(record, promoted, &evidence.author);
     }
     let named = newest.in_sync.iter().chain(&newest.rebuilding);
     if let Some(stranger) = named.clone().find(|r| !evidence.replicas.contains_key(*r)) {
@@ -179,7 +166,7 @@ fn judge(evidence: &Evidence, known: &[(&ReplicaId, &ReplicaKnows)], newest: &Re
     if in_sync.is_empty() {
         return Recovery::Ask(AskReason::MembersGone(newest.in_sync.clone()));
     }
-    let closed = |r: &ReplicaId| known.iter().any(|(replica, k)| *replica == r && k.closed_clean);
+    let closed = |r: &ReplicaId| known.iter().any(|(replica, k)| *replica == r && k.record.clean);
     let recorded = evidence.record.as_ref();
     Recovery::Rebuild(Box::new(Config {
         lineage: evidence.new_lineage.clone(),
@@ -189,9 +176,17 @@ fn judge(evidence: &Evidence, known: &[(&ReplicaId, &ReplicaKnows)], newest: &Re
         clean: in_sync.iter().all(closed),
         rebuilding: newest.rebuilding.iter().filter(has_data).cloned().collect(),
         in_sync,
-        min_in_sync: newest.min_in_sync,
-        size_blocks: newest.size_blocks,
+        ..newest.clone()
     }))
+}
+
+/// The arbiter's record is right. Replicas that the recovery has fenced let in only whoever is above its epoch.
+fn keep(record: &Config, promoted: Epoch, author: &EngineInstance) -> Recovery {
+    if record.epoch >= promoted {
+        return Recovery::Keep;
+    }
+    let raised = Config { epoch: promoted, engine_instance: author.clone(), clean: false, ..record.clone() };
+    Recovery::Raise(Box::new(raised))
 }
 
 /// Why the data of a replica has to stay.
@@ -242,11 +237,11 @@ pub fn may_delete(record: Option<&Config>, replica: &ReplicaId, report: &Report)
     match report {
         Report::Unread => Err(KeepReason::Unread),
         Report::Empty => Ok(()),
-        Report::Knows(knows) if knows.lineage != record.lineage => {
-            Err(KeepReason::Lineage { found: knows.lineage.clone(), recorded: record.lineage.clone() })
+        Report::Knows(knows) if knows.record.lineage != record.lineage => {
+            Err(KeepReason::Lineage { found: knows.record.lineage.clone(), recorded: record.lineage.clone() })
         }
-        Report::Knows(knows) if knows.config_number >= record.config_number || knows.promoted > record.epoch => {
-            let (found, epoch) = (knows.config_number, knows.promoted);
+        Report::Knows(knows) if knows.record.config_number >= record.config_number || knows.promoted > record.epoch => {
+            let (found, epoch) = (knows.record.config_number, knows.promoted);
             Err(KeepReason::AsNewAsRecord { found, epoch, recorded: record.config_number })
         }
         Report::Knows(_) => Ok(()),

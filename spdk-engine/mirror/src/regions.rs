@@ -9,6 +9,9 @@
 //! will do as the source; what they differ in was never acknowledged. The bit stays until the region is flushed and
 //! cleared like any live one.
 //!
+//! A member that may lack acknowledged writes (rule 1) is never the source, and nothing is read from it until all regions
+//! are equal. Every region is inherited then, and its superblock names no instance as long.
+//!
 //! When the volume was opened with one member there is nothing to copy: all others are copies of it. Its inherited
 //! regions only go through the flush, as it may not have flushed them yet.
 //!
@@ -18,12 +21,14 @@
 //!
 //! *When things fail.* Source unreadable: another one; none: those that failed leave, and the last one alone is equal
 //! to itself. A member that has no room becomes the source: what it holds fits it. One that cannot be written leaves.
+//! When all that stay may lack acknowledged writes the core stops before the swap: none of them is a source.
 
 use std::collections::VecDeque;
 
 use crate::core::{Core, Life, LockOwner};
-use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload};
-use crate::legs::{Leg, LegMask, Owner};
+use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload, StopReason};
+use crate::legs::{Leg, LegMask, Owner, Role};
+use crate::meta::RegionBits;
 use crate::overlap::{LockKey, LockKind};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +78,8 @@ const FREE: Slot = Slot {
 pub(crate) struct Regions {
     slots: Vec<Slot>,
     urgent: VecDeque<u32>,
+    /// What is in `urgent`.
+    queued: RegionBits,
     /// Where the background goes on.
     cursor: u32,
     /// The background waits for room in the table of live regions.
@@ -80,8 +87,9 @@ pub(crate) struct Regions {
 }
 
 impl Regions {
-    pub(crate) fn new(depth: u32) -> Self {
-        Self { slots: vec![FREE; depth as usize], urgent: VecDeque::new(), cursor: 0, stalled: false }
+    pub(crate) fn new(depth: u32, regions: u32) -> Self {
+        let (urgent, queued) = (VecDeque::new(), RegionBits::empty(regions));
+        Self { slots: vec![FREE; depth as usize], urgent, queued, cursor: 0, stalled: false }
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -91,10 +99,17 @@ impl Regions {
     /// A command waits for these.
     pub(crate) fn want(&mut self, regions: impl Iterator<Item = u32>) {
         for region in regions {
-            if !self.urgent.contains(&region) {
+            if !self.queued.contains(region) {
+                self.queued.insert(region);
                 self.urgent.push_back(region);
             }
         }
+    }
+
+    fn next_urgent(&mut self) -> Option<u32> {
+        let region = self.urgent.pop_front()?;
+        self.queued.remove(region);
+        Some(region)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -103,6 +118,11 @@ impl Regions {
 
     pub(crate) fn is_stalled(&self) -> bool {
         self.stalled
+    }
+
+    /// Regions that are being made equal.
+    fn active(&self) -> u32 {
+        u32::try_from(self.slots.iter().filter(|s| s.stage != Stage::Free).count()).unwrap_or(u32::MAX)
     }
 
     fn is_active(&self, region: u32) -> bool {
@@ -123,11 +143,12 @@ impl Regions {
 
 impl Core {
     /// Gives free slots the next regions.
-    pub(crate) fn pump_regions(&mut self) {
+    pub(crate) fn pump_regions(&mut self, out: &mut Vec<Action>) {
         if self.wib.as_ref().is_none_or(|w| w.inherited_left == 0) {
             self.regions.stalled = false;
             return;
         }
+        self.check_sources(out);
         if !self.may_equalise() {
             return;
         }
@@ -141,6 +162,17 @@ impl Core {
         }
     }
 
+    /// Rule 1: members of which none is certain to hold every acknowledged write serve nothing.
+    fn check_sources(&mut self, out: &mut Vec<Action>) {
+        let staying = |l: &&Leg| l.role == Role::Member && l.eject.is_none();
+        let changed = self.legs.iter().filter(staying).find(|l| l.changed).map(|l| l.id);
+        if let Some(leg) = changed
+            && self.legs.iter().filter(staying).all(|l| l.changed)
+        {
+            self.stop(StopReason::CacheLost { leg }, out);
+        }
+    }
+
     /// All legs that count are connected and hold the inherited bits.
     fn may_equalise(&self) -> bool {
         let up = self.expected.iter().all(|id| self.legs.get(id).is_some_and(Leg::is_sendable));
@@ -149,7 +181,11 @@ impl Core {
 
     fn next_region(&mut self) -> Option<u32> {
         let (regions, wib) = (&mut self.regions, self.wib.as_ref()?);
-        while let Some(region) = regions.urgent.pop_front() {
+        regions.stalled = wib.is_full(regions.active());
+        if regions.stalled {
+            return None;
+        }
+        while let Some(region) = regions.next_urgent() {
             if wib.inherited.contains(region) && !regions.is_active(region) {
                 return Some(region);
             }
@@ -318,8 +354,34 @@ impl Core {
         self.marks.look_at.get_or_insert(now.saturating_add(idle));
         if all {
             out.push(Action::Event(Event::Equalised));
+            self.trust_changed();
         }
         self.resume_parked();
         self.rescan = true;
+    }
+    /// Members that lacked acknowledged writes have them all.
+    fn trust_changed(&mut self) {
+        for leg in self.legs.iter_mut().filter(|l| l.changed) {
+            (leg.changed, leg.unequal) = (false, false);
+            self.meta.outdate();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_wanted_once_however_many_commands_wait_for_it() {
+        let count = 1 << 20;
+        let mut regions = Regions::new(1, count);
+        for _ in 0..3 {
+            regions.want(0..count);
+        }
+        assert_eq!(regions.urgent.len(), count as usize);
+        assert_eq!(regions.next_urgent(), Some(0));
+        regions.want([0, 1].into_iter());
+        assert_eq!((regions.urgent.len(), regions.urgent.back()), (count as usize, Some(&0)));
     }
 }

@@ -21,10 +21,14 @@ pub struct Status {
     pub equalising: bool,
     /// Reads whose data is there and whose answer waits until every member has confirmed (rule 16).
     pub held_reads: usize,
+    /// Hosts that were attached before it was opened have to detach (rule 1).
+    pub hosts_must_detach: bool,
     /// Rebuilds: leg, replica, blocks copied.
     pub rebuilds: Vec<(LegId, ReplicaId, u64)>,
     /// Legs whose connection is lost.
     pub lost: Vec<LegId>,
+    /// Members that have failed and are to leave, as soon as `S` may shrink.
+    pub leaving: Vec<LegId>,
     /// Regions in which members may still differ since an earlier engine.
     pub inherited_regions: u32,
     /// Regions with writes in flight or lately.
@@ -83,8 +87,10 @@ impl Core {
             frozen: self.frozen,
             equalising: self.barrier.is_some(),
             held_reads: self.lease.held,
+            hosts_must_detach: self.hosts_must_detach,
             rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(copied).collect(),
             lost: self.legs.iter().filter(|l| !l.is_up() && l.role != Role::Dropped).map(|l| l.id).collect(),
+            leaving: self.legs.iter().filter(|l| l.role == Role::Member && l.is_failed()).map(|l| l.id).collect(),
             inherited_regions: self.inherited_left(),
             live_regions: self.wib.as_ref().map_or(0, Wib::live_len),
             meta_writes: self.meta.writes,

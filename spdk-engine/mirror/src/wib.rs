@@ -19,8 +19,8 @@
 //! *Cost.* A write to a ready region looks up one number and stores three. Nothing is allocated once the table has
 //! grown to its bound.
 //!
-//! *When things fail.* A command that touches more regions than the table may hold gets them all, alone: the table
-//! grows for it.
+//! *When things fail.* A command that touches more regions than the table may hold gets them all: the table grows for it,
+//! but only while it has not grown already. So it never holds more than its bound and the regions of one command.
 
 use crate::events::Nanos;
 use crate::meta::{BITS_PER_BLOCK, Geometry, RegionBits};
@@ -143,10 +143,16 @@ impl Wib {
         u32::try_from(cold).unwrap_or(u32::MAX)
     }
 
-    /// There is room for the cold regions of a range, or it is so large that there never will be.
+    /// There is room for the cold regions of a range, or it is so large that there never will be, and the table has not
+    /// grown for another one.
     pub(crate) fn has_room(&self, range: (u32, u32)) -> bool {
-        let cold = self.cold(range);
-        cold > self.live_max || self.live_len().saturating_add(cold) <= self.live_max
+        let (cold, live) = (self.cold(range), self.live_len());
+        live.saturating_add(cold) <= self.live_max || (cold > self.live_max && live <= self.live_max)
+    }
+
+    /// With so many on their way into it the table is in use.
+    pub(crate) fn is_full(&self, coming: u32) -> bool {
+        self.live_len().saturating_add(coming) >= self.live_max
     }
 
     /// More than the usual part of the table is in use.
@@ -379,6 +385,28 @@ mod tests {
         w.clear_cooled();
         assert_eq!(regions(&w), [1, 2, 3]);
         assert!(w.has_room((9, 9)));
+    }
+
+    #[test]
+    fn the_table_holds_no_more_than_its_bound_and_one_large_command() {
+        let mut w = wib(&[], 4);
+        w.mark((15, 15), 1);
+        assert!(w.has_room((0, 5)));
+        w.mark((0, 5), 1);
+        assert!(!w.has_room((6, 11)), "another large one waits until the table has shrunk");
+        w.settle(|_| 99);
+        w.end_write((0, 5));
+        while w.cool(0, true) > 0 && w.live_len() > 4 {
+            w.clear_cooled();
+        }
+        assert!(w.has_room((6, 11)) && w.live_len() <= 4, "{}", w.live_len());
+    }
+
+    #[test]
+    fn regions_on_their_way_count_as_live() {
+        let mut w = wib(&[1, 2], 2);
+        w.mark((0, 0), 1);
+        assert!(!w.is_full(0) && w.is_full(1));
     }
 
     #[derive(Debug, Clone)]

@@ -5,7 +5,7 @@ use mirror_core::meta::{
     BITS_PER_BLOCK, Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, STAMPS_PER_BLOCK, Superblock,
     decode_bits, decode_stamps, encode_bits, encode_stamps, newest_superblock,
 };
-use mirror_core::{ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
+use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
 use proptest::prelude::*;
 
 const SECTOR: usize = 512;
@@ -26,14 +26,17 @@ fn superblock() -> impl Strategy<Value = Superblock> {
         Superblock {
             volume: VolumeId::new(&names.0).unwrap(),
             replica: ReplicaId::new(&names.1).unwrap(),
-            lineage: Lineage::new(&names.2).unwrap(),
-            epoch: Epoch(numbers.0),
-            engine_instance: EngineInstance::new(&names.3).unwrap(),
-            config_number: ConfigNumber(numbers.1),
-            in_sync: replicas[..split].iter().cloned().collect(),
-            rebuilding: replicas[split..].iter().cloned().collect(),
-            min_in_sync: numbers.4,
-            size_blocks: numbers.2,
+            record: Config {
+                lineage: Lineage::new(&names.2).unwrap(),
+                epoch: Epoch(numbers.0),
+                engine_instance: EngineInstance::new(&names.3).unwrap(),
+                config_number: ConfigNumber(numbers.1),
+                in_sync: replicas[..split].iter().cloned().collect(),
+                rebuilding: replicas[split..].iter().cloned().collect(),
+                min_in_sync: numbers.4,
+                size_blocks: numbers.2,
+                clean: state == ReplicaState::ClosedClean,
+            },
             block_size: numbers.5,
             region_blocks: 1 << numbers.6,
             state,
@@ -163,7 +166,8 @@ proptest! {
         let crc = crc_fast::crc32_iscsi(&block);
         block[8..12].copy_from_slice(&crc.to_le_bytes());
         if let Ok(read) = Superblock::decode(&block) {
-            prop_assert!(!read.in_sync.is_empty() && read.in_sync.is_disjoint(&read.rebuilding));
+            let (s, r) = (&read.record.in_sync, &read.record.rebuilding);
+            prop_assert!(!s.is_empty() && s.is_disjoint(r));
             prop_assert_eq!(Superblock::decode(&read.encode().unwrap()), Ok(read));
         }
     }
@@ -175,14 +179,17 @@ fn the_bytes_are_those_of_version_1() {
     let superblock = Superblock {
         volume: VolumeId::new("vol").unwrap(),
         replica: ReplicaId::new("r1").unwrap(),
-        lineage: Lineage::new("l").unwrap(),
-        epoch: Epoch(0x0102),
-        engine_instance: EngineInstance::new("e").unwrap(),
-        config_number: ConfigNumber(3),
-        in_sync: [ReplicaId::new("r1").unwrap()].into(),
-        rebuilding: [ReplicaId::new("r2").unwrap()].into(),
-        min_in_sync: 2,
-        size_blocks: 4096,
+        record: Config {
+            lineage: Lineage::new("l").unwrap(),
+            epoch: Epoch(0x0102),
+            engine_instance: EngineInstance::new("e").unwrap(),
+            config_number: ConfigNumber(3),
+            in_sync: [ReplicaId::new("r1").unwrap()].into(),
+            rebuilding: [ReplicaId::new("r2").unwrap()].into(),
+            min_in_sync: 2,
+            size_blocks: 4096,
+            clean: false,
+        },
         block_size: 512,
         region_blocks: 2048,
         state: ReplicaState::Rebuilding,
@@ -218,14 +225,17 @@ fn what_does_not_fit_is_refused_by_name() {
     let superblock = Superblock {
         volume: VolumeId::new("v").unwrap(),
         replica: names[0].clone(),
-        lineage: Lineage::new("l").unwrap(),
-        epoch: Epoch(1),
-        engine_instance: EngineInstance::new("e").unwrap(),
-        config_number: ConfigNumber(1),
-        in_sync: names.into_iter().collect(),
-        rebuilding: Default::default(),
-        min_in_sync: 1,
-        size_blocks: 1,
+        record: Config {
+            lineage: Lineage::new("l").unwrap(),
+            epoch: Epoch(1),
+            engine_instance: EngineInstance::new("e").unwrap(),
+            config_number: ConfigNumber(1),
+            in_sync: names.into_iter().collect(),
+            rebuilding: Default::default(),
+            min_in_sync: 1,
+            size_blocks: 1,
+            clean: false,
+        },
         block_size: 512,
         region_blocks: 1,
         state: ReplicaState::Member,
@@ -233,7 +243,8 @@ fn what_does_not_fit_is_refused_by_name() {
         sequence: 1,
     };
     assert!(matches!(superblock.encode(), Err(MetaError::Field { field: "in_sync", value: 17, .. })));
-    let long = Superblock { in_sync: [superblock.replica.clone()].into(), instance: "x".repeat(128), ..superblock };
+    let record = Config { in_sync: [superblock.replica.clone()].into(), ..superblock.record.clone() };
+    let long = Superblock { record, instance: "x".repeat(128), ..superblock };
     assert!(matches!(long.encode(), Err(MetaError::Field { field: "instance", value: 128, .. })));
 }
 

@@ -134,7 +134,7 @@ fn rule_15_a_last_change_of_the_old_engine_is_built_upon() {
 }
 
 /// Up to the moment where one of two members was promoted and the other cannot be.
-fn half_promoted(record: &Config, dead: bool) -> Bench {
+fn half_promoted(record: &Config, dead: &[&str]) -> Bench {
     let mut b = Bench::with(dead);
     b.record(record.clone());
     b.cas(SwapOutcome::Committed);
@@ -145,7 +145,7 @@ fn half_promoted(record: &Config, dead: bool) -> Bench {
 
 #[test]
 fn rule_16_the_old_engines_lease_is_waited_for_when_a_member_was_not_promoted() {
-    let mut b = half_promoted(&config(&["a", "b"], &[], 1), false);
+    let mut b = half_promoted(&config(&["a", "b"], &[], 1), &[]);
     assert!(b.out.iter().any(|a| matches!(a, OpenAction::Event(OpenEvent::LeaseWait { .. }))));
     assert!(b.out.contains(&OpenAction::WakeAt { at: b.now + 11_000 * MS }));
     b.advance(10_999 * MS);
@@ -172,8 +172,28 @@ fn rule_16_nothing_is_waited_for_when_all_are_promoted_or_the_old_engine_is_dead
     b.promoted("a", Ok(()));
     b.promoted("b", Ok(()));
     assert!(b.goes_on());
-    assert!(half_promoted(&config(&["a", "b"], &[], 1), true).goes_on());
-    assert!(half_promoted(&clean(&["a", "b"], &[], 1), false).goes_on());
+    assert!(half_promoted(&config(&["a", "b"], &[], 1), &["e4", "e5"]).goes_on());
+    assert!(half_promoted(&clean(&["a", "b"], &[], 1), &[]).goes_on());
+}
+
+#[test]
+fn rule_16_a_dead_engine_that_is_not_the_records_proves_nothing() {
+    let b = half_promoted(&config(&["a", "b"], &[], 1), &["e4"]);
+    assert!(!b.goes_on() && !b.opener.follows_dead(), "e5 came after it, and may still read");
+}
+
+#[test]
+fn rule_16_the_engine_that_the_record_is_of_in_the_end_has_to_be_dead() {
+    let mut b = Bench::with(&["e5"]);
+    b.record(config(&["a", "b"], &[], 1));
+    assert!(b.opener.follows_dead());
+    // Its last change, which the arbiter had not executed yet.
+    let current = Config { config_number: ConfigNumber(11), ..config(&["a", "b"], &[], 1) };
+    b.cas(SwapOutcome::Refused { current });
+    b.cas(SwapOutcome::Committed);
+    b.promoted("a", Ok(()));
+    b.promoted("b", Err(PromoteError::Unusable));
+    assert!(b.goes_on() && b.opener.follows_dead());
 }
 
 #[test]

@@ -24,11 +24,16 @@ fn area(name: &str, epoch: u64, dirty: &[u32]) -> Arc<[u8]> {
 
 /// Unclean record, members with meta areas, all promoted and connected: now bits are asked for.
 fn asked_for_bits(members: &[&str], min: u32) -> Bench {
+    asked_but(members, min, &[])
+}
+
+/// The same, but these have no meta area.
+fn asked_but(members: &[&str], min: u32, without: &[&'static str]) -> Bench {
     let mut b = Bench::raised(&config(members, &[], min));
-    b.meta = true;
+    (b.meta, b.without_meta) = (true, without.to_vec());
     members.iter().for_each(|name| b.promoted(name, Ok(())));
     assert!(b.connect_all().is_none() && b.asked().is_none());
-    assert_eq!(b.bits_asked(), members.len());
+    assert_eq!(b.bits_asked(), members.len() - without.len());
     b
 }
 
@@ -122,11 +127,21 @@ fn rule_18_without_any_readable_bits_one_is_copied_to_the_others() {
     assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));
 }
 
+#[test]
+fn rule_06_strict_mode_keeps_superblocks_where_there_are_meta_areas() {
+    let mut b = asked_but(&["a", "b"], 2, &["b"]);
+    b.bits(0, Err(MetaUnreadable));
+    let params = b.ready().unwrap();
+    assert!(params.equalise_from.is_none() && params.legs.iter().any(|l| !l.meta));
+    assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));
+    mirror_core::Core::open(params).unwrap();
+}
+
 /// A meta area whose superblock carries configuration `k` of some lineage.
 fn carries(name: &str, k: u64, lineage: &str) -> Arc<[u8]> {
     let mut superblock = Superblock::decode(&area(name, 5, &[])[..META_BLOCK_BYTES]).unwrap();
-    superblock.config_number = ConfigNumber(k);
-    superblock.lineage = Lineage::new(lineage).unwrap();
+    superblock.record.config_number = ConfigNumber(k);
+    superblock.record.lineage = Lineage::new(lineage).unwrap();
     let mut bytes = superblock.encode().unwrap();
     bytes.extend([0; META_BLOCK_BYTES]);
     encode_bits(&regions(&[]), 0, &mut bytes);
@@ -178,7 +193,7 @@ fn rule_18_attempts_that_never_served_do_not_make_bits_untrusted() {
     assert_eq!(in_vain, Some(RaisedInVain { served: Epoch(5), raised: Epoch(6) }));
     let record = Config { epoch: Epoch(6), ..config(&["a", "b"], &[], 1) };
     for (told, expected) in [(in_vain, 1), (None, 16)] {
-        let mut b = Bench::told(false, told);
+        let mut b = Bench::told(&[], told);
         b.record(record.clone());
         b.cas(SwapOutcome::Committed);
         b.meta = true;

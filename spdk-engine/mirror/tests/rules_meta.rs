@@ -35,7 +35,7 @@ fn rule_09_a_joiner_has_live_and_inherited_bits_before_the_swap_that_adds_it() {
     assert_eq!((b.asked().reason, b.asked().next.in_sync.len()), (SwapReason::Join, 3));
     b.commit();
     let member = b.metas.iter().find_map(|m| m.superblock().filter(|_| m.leg == LegId(2))).unwrap();
-    assert_eq!((member.state, member.config_number), (ReplicaState::Member, b.core.config().config_number));
+    assert_eq!((member.state, member.record.config_number), (ReplicaState::Member, b.core.config().config_number));
 }
 
 #[test]
@@ -65,7 +65,10 @@ fn rule_06_acknowledgements_wait_until_the_survivors_carry_the_record() {
     let supers = b.metas.clone();
     assert_eq!(supers.iter().map(|m| m.leg.0).collect::<Vec<_>>(), [0, 2]);
     let says = supers[0].superblock().unwrap();
-    assert_eq!((says.config_number, says.epoch, says.in_sync), (ConfigNumber(11), Epoch(5), set(&["a", "c"])));
+    assert_eq!(
+        (says.record.config_number, says.record.epoch, says.record.in_sync),
+        (ConfigNumber(11), Epoch(5), set(&["a", "c"]))
+    );
     b.finish_meta(&supers[0], Ok(()));
     assert_eq!(b.result_of(w), None);
     b.finish_meta(&supers[1], Ok(()));
@@ -103,8 +106,8 @@ fn rule_06_the_first_acknowledgement_waits_for_the_superblocks_of_this_engine() 
     assert_eq!(b.result_of(f), Some(Ok(())));
 }
 
-#[test]
-fn a_member_that_cannot_keep_its_meta_area_leaves_and_the_last_one_goes_on_without() {
+/// b leaves as its meta area fails; then a's superblock fails, which cannot leave. A write is in flight on a.
+fn survivor_without_superblock() -> (Bench, mirror_core::HostId) {
     let mut b = opened(&["a", "b"], &[]);
     let w = b.write(0, 1);
     let metas = b.metas.clone();
@@ -119,10 +122,90 @@ fn a_member_that_cannot_keep_its_meta_area_leaves_and_the_last_one_goes_on_witho
     b.finish_meta(&superblock, Err(LegError::Media));
     assert!(b.has_event(|e| matches!(e, Event::MetaFailed { leg: LegId(0), .. })));
     b.reply_all(w);
+    (b, w)
+}
+
+#[test]
+fn rule_06_a_last_member_that_cannot_carry_the_record_acknowledges_nothing_until_it_does() {
+    let (mut b, w) = survivor_without_superblock();
     let cold = b.write(40, 1);
     b.reply_all(cold);
+    assert_eq!((b.result_of(w), b.result_of(cold)), (None, None), "an old copy of the record knows b as a member");
+    assert!(b.core.status().frozen && b.metas.is_empty());
+    let read = b.read(60, 1);
+    b.reply_all(read);
+    assert_eq!(b.result_of(read), Some(Ok(())));
+    // It is tried again by itself, and again.
+    b.now = b.wake.unwrap();
+    b.input(Input::Tick);
+    let again = b.metas[0].clone();
+    b.finish_meta(&again, Err(LegError::Media));
+    b.now = b.wake.unwrap();
+    b.input(Input::Tick);
+    assert_eq!(b.result_of(w), None);
+    b.settle_meta();
     assert_eq!((b.result_of(w), b.result_of(cold)), (Some(Ok(())), Some(Ok(()))));
-    assert!(b.metas.is_empty());
+    assert!(!b.core.status().frozen);
+}
+
+#[test]
+fn rule_06_a_last_member_without_its_bits_goes_on_as_long_as_it_carries_the_record() {
+    let mut b = opened(&["a"], &[]);
+    let w = b.write(0, 1);
+    let bits = b.metas[0].clone();
+    b.finish_meta(&bits, Err(LegError::Media));
+    b.reply_all(w);
+    assert_eq!(b.result_of(w), Some(Ok(())), "there is nobody it could differ from");
+}
+
+#[test]
+fn rule_06_a_new_replica_takes_the_place_of_one_that_cannot_carry_the_record() {
+    let (mut b, w) = survivor_without_superblock();
+    add(&mut b, 2, "c");
+    for _ in 0..300 {
+        b.now = b.wake.unwrap_or(b.now).max(b.now + MS);
+        b.input(Input::Tick);
+        for meta in b.metas.clone() {
+            let result = if meta.leg == LegId(0) { Err(LegError::Media) } else { Ok(()) };
+            b.finish_meta(&meta, result);
+        }
+        b.settle_io();
+        if !b.swaps.is_empty() {
+            b.commit();
+        }
+    }
+    assert_eq!(b.core.config().in_sync, set(&["c"]));
+    assert_eq!(b.result_of(w), Some(Ok(())));
+}
+
+#[test]
+fn rule_21_a_close_that_no_meta_area_carries_is_not_clean() {
+    let mut b = opened(&["a"], &[]);
+    b.input(Input::LegInstance { leg: LegId(0), instance: "a2".to_owned() });
+    let superblock = b.metas[0].clone();
+    b.finish_meta(&superblock, Err(LegError::Media));
+    b.input(Input::Close);
+    b.settle_io();
+    assert!(b.closed && b.swaps.is_empty(), "{:?}", b.swaps);
+}
+
+#[test]
+fn rule_01_an_instance_without_room_in_a_superblock_tells_nothing_and_freezes_nothing() {
+    let mut p = with_bits(&["a", "b"], &[], 1, &[]);
+    p.legs[0].instance = "x".repeat(200);
+    p.legs[1].instance = "b1".to_owned();
+    let mut b = Bench::new(p);
+    let mut named = Vec::new();
+    while let Some(meta) = b.metas.first().cloned() {
+        named.extend(meta.superblock().map(|s| s.instance));
+        b.finish_meta(&meta, Ok(()));
+    }
+    assert_eq!(named, [String::new(), "b1".to_owned()]);
+    let f = b.host(Op::Flush, 0, 0);
+    b.reply_all(f);
+    assert_eq!(b.result_of(f), Some(Ok(())));
+    b.input(Input::LegInstance { leg: LegId(1), instance: "y".repeat(200) });
+    assert!(b.metas.iter().filter_map(Meta::superblock).all(|s| s.instance.is_empty()) && !b.metas.is_empty());
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Bench, MS, REGION, config, params, regions, replica, set, superblock, with_bits};
-use mirror_core::meta::{META_BLOCK_BYTES, encode_bits};
+use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock, encode_bits};
 use mirror_core::{
     Config, EngineInstance, Epoch, Input, LegError, LegId, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams,
     OpenWaits, Opener, OpenerParams, Options, ReplicaFacts, StopReason, SwapOutcome, VolumeId,
@@ -27,7 +27,7 @@ impl Opening {
             engine_instance: EngineInstance::new("e6").unwrap(),
             lineage: None,
             local: [].into(),
-            old_engine_dead: true,
+            dead_engines: [EngineInstance::new("e5").unwrap()].into(),
             in_vain: None,
             options: Options { region_blocks: REGION, ..Options::default() },
             waits: OpenWaits::default(),
@@ -57,12 +57,16 @@ impl Opening {
 
     /// Connects all legs and gives back what their superblocks name; `None` does not connect.
     fn connect(&mut self, recorded: &[(&str, Option<&str>)]) {
+        self.connect_with(recorded, ReplicaState::Member);
+    }
+
+    fn connect_with(&mut self, recorded: &[(&str, Option<&str>)], state: ReplicaState) {
         for (leg, (_, instance)) in (0u32..).zip(recorded) {
             self.input(OpenInput::Connected { leg: LegId(leg), up: instance.is_some() });
         }
         for (leg, (name, instance)) in (0u32..).zip(recorded) {
             if let Some(instance) = instance {
-                self.input(OpenInput::MetaRead { leg: LegId(leg), result: Ok(area(name, instance)) });
+                self.input(OpenInput::MetaRead { leg: LegId(leg), result: Ok(area(name, instance, state)) });
             }
         }
         self.now += 10_000 * MS;
@@ -86,9 +90,9 @@ impl Opening {
 }
 
 /// A meta area without a bit set, whose superblock names an instance.
-fn area(name: &str, instance: &str) -> Arc<[u8]> {
+fn area(name: &str, instance: &str, state: ReplicaState) -> Arc<[u8]> {
     let mut bytes = vec![0; META_BLOCK_BYTES];
-    bytes.extend(superblock(name, 5, instance).encode().unwrap());
+    bytes.extend(Superblock { state, ..superblock(name, 5, instance) }.encode().unwrap());
     encode_bits(&regions(&[]), 0, &mut bytes);
     bytes.into()
 }
@@ -150,35 +154,54 @@ fn rule_01_after_a_clean_close_everything_was_flushed() {
 }
 
 #[test]
+fn rule_01_what_was_closed_in_order_lost_nothing_though_an_opening_failed_since() {
+    // The failed opening has raised the record, which says "clean" no more.
+    let record = Config { epoch: Epoch(6), ..config(&["a", "b"], &[], 1) };
+    let mut b = Opening::new(&record, &[("a", "a2"), ("b", "b2")], true);
+    b.connect_with(&[("a", Some("a1")), ("b", Some("b1"))], ReplicaState::ClosedClean);
+    let params = b.ready().unwrap();
+    assert_eq!((params.config.in_sync, params.hosts_must_detach), (set(&["a", "b"]), false));
+}
+
+#[test]
 fn rule_01_strict_mode_makes_a_changed_member_equal_before_it_serves() {
     let mut b = Opening::new(&config(&["a", "b"], &[], 2), &[("a", "a2"), ("b", "b1")], true);
     b.connect(&[("a", Some("a1")), ("b", Some("b1"))]);
     let params = b.ready().unwrap();
-    let source = params.legs.iter().find(|l| Some(l.leg) == params.equalise_from).unwrap();
-    assert_eq!((source.replica.clone(), source.changed, params.config.in_sync.len()), (replica("b"), false, 2));
-    assert!(params.legs.iter().any(|l| l.replica == replica("a") && l.changed));
-    let mut core = Bench::new(OpenParams { options: common::params(&["a"], &[], 1).options, ..params });
+    assert_eq!((params.equalise_from, params.config.in_sync.len()), (None, 2));
+    let changed: Vec<_> = params.legs.iter().filter(|l| l.changed).map(|l| l.replica.clone()).collect();
+    assert_eq!(changed, [replica("a")]);
+    let options = Options { region_blocks: REGION, ..common::params(&["a"], &[], 1).options };
+    let mut core = Bench::new(OpenParams { options, ..params });
+    assert_eq!(core.core.status().inherited_regions, 16, "nobody knows where a lacks something");
     let r = core.read(5, 1);
-    core.input(Input::LegBack { leg: LegId(0), cache_lost: false });
-    core.input(Input::LegBack { leg: LegId(1), cache_lost: false });
+    core.back(0);
+    core.back(1);
+    assert!(named(&mut core).contains(&(0, String::new())), "until it is equal it may lack something");
     let copied: Vec<u32> = core.copies().iter().map(|io| io.leg.0).collect();
     assert!(!copied.is_empty() && copied.iter().all(|leg| *leg == 1), "read from b alone: {copied:?}");
     core.settle_io();
     assert_eq!(core.result_of(r), Some(Ok(())));
+    assert_eq!(core.core.status().inherited_regions, 0);
+    assert!(named(&mut core).contains(&(0, "a2".to_owned())));
+    for _ in 0..4 {
+        let r = core.read(9, 1);
+        core.settle_io();
+        assert_eq!(core.result_of(r), Some(Ok(())));
+    }
 }
 
 #[test]
 fn rule_01_when_the_only_unchanged_member_goes_the_changed_ones_serve_nothing() {
-    let mut p = params(&["a", "b", "c"], &[], 2);
-    p.equalise_from = Some(LegId(0));
+    let mut p = with_bits(&["a", "b", "c"], &[], 2, &[]);
     p.legs[1].changed = true;
     p.legs[2].changed = true;
     let mut b = Bench::new(p);
+    b.settle_meta();
     let r = b.read(5, 1);
     let reads = b.copies();
     b.finish(reads[0], Err(LegError::Media));
-    b.settle_io();
-    b.commit();
+    assert!(b.swaps.is_empty(), "before any swap that makes them the set");
     assert!(matches!(b.stopped, Some(StopReason::CacheLost { .. })), "{:?}", b.events);
     assert_eq!(b.result_of(r), Some(Err(mirror_core::HostError::PathGone)));
 }
@@ -231,6 +254,22 @@ fn rule_01_superblocks_name_no_instance_until_hosts_have_detached() {
     assert_eq!(named(&mut b), [(0, String::new()), (1, String::new())], "the next engine refuses them too");
     b.input(Input::HostsDetached);
     assert_eq!(named(&mut b), [(0, "a2".to_owned()), (1, "b2".to_owned())]);
+}
+
+#[test]
+fn rule_01_a_member_that_could_not_be_asked_keeps_what_its_superblock_names() {
+    let mut p = with_bits(&["a", "b"], &[], 2, &[]);
+    p.legs.iter_mut().for_each(|leg| leg.instance = "now".to_owned());
+    p.legs[0].changed = true;
+    let mut b = Bench::new(p);
+    let reads = b.metas.clone();
+    for read in reads {
+        let mut data = vec![0; META_BLOCK_BYTES];
+        data.extend(superblock("a", 4, "then").encode().unwrap());
+        b.metas.retain(|meta| meta.io != read.io);
+        b.input(Input::MetaRead { leg: read.leg, io: read.io, data: data.into() });
+    }
+    assert_eq!(named(&mut b), [(0, "then".to_owned()), (1, "now".to_owned())]);
 }
 
 #[test]

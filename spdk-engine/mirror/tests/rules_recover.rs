@@ -11,16 +11,8 @@ use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage};
 
 /// A replica that knows configuration `k` with these members, promoted to epoch 5.
 fn knows(k: u64, in_sync: &[&str]) -> Report {
-    Report::Knows(Box::new(ReplicaKnows {
-        lineage: Lineage::new("l").unwrap(),
-        promoted: Epoch(5),
-        config_number: ConfigNumber(k),
-        in_sync: set(in_sync),
-        rebuilding: set(&[]),
-        min_in_sync: 1,
-        size_blocks: common::BLOCKS,
-        closed_clean: false,
-    }))
+    let record = Config { config_number: ConfigNumber(k), ..config(in_sync, &[], 1) };
+    Report::Knows(Box::new(ReplicaKnows { record, promoted: Epoch(5) }))
 }
 
 fn change(report: &Report, change: impl FnOnce(&mut ReplicaKnows)) -> Report {
@@ -80,11 +72,23 @@ fn rule_21_a_record_as_new_as_all_replicas_is_kept() {
 }
 
 #[test]
+fn rule_21_a_record_that_is_kept_is_raised_above_the_fence_of_the_recovery() {
+    let fenced = |k| change(&knows(k, &["a", "b"]), |k| k.promoted = Epoch(6));
+    let record = config(&["a", "b"], &[], 1);
+    let e = evidence(Some(record.clone()), &[("a", fenced(10)), ("b", fenced(9))]);
+    let Recovery::Raise(raised) = recover(&e) else { panic!("{:?}", recover(&e)) };
+    assert_eq!((raised.epoch, raised.engine_instance.as_str()), (Epoch(6), "operator"));
+    let same = Config { epoch: record.epoch, engine_instance: record.engine_instance.clone(), ..*raised.clone() };
+    assert_eq!(same, record, "lineage, sets and number stay");
+    record.check_successor(&raised).unwrap();
+}
+
+#[test]
 fn rule_21_a_replica_of_a_newer_epoch_shows_that_the_record_is_old() {
-    let newer = change(&knows(10, &["a", "b"]), |k| k.promoted = Epoch(7));
+    let newer = change(&knows(10, &["a", "b"]), |k| (k.promoted, k.record.epoch) = (Epoch(8), Epoch(7)));
     let e = evidence(Some(config(&["a", "b"], &[], 1)), &[("a", newer), ("b", knows(10, &["a", "b"]))]);
     let record = rebuilt(&e);
-    assert_eq!((record.epoch, record.config_number), (Epoch(7), ConfigNumber(11)));
+    assert_eq!((record.epoch, record.config_number), (Epoch(8), ConfigNumber(11)));
 }
 
 #[test]
@@ -104,7 +108,7 @@ fn rule_21_a_member_whose_disk_was_emptied_is_no_member() {
 
 #[test]
 fn rule_21_what_contradicts_itself_is_left_to_an_operator() {
-    let other = change(&knows(12, &["b"]), |k| k.lineage = Lineage::new("x").unwrap());
+    let other = change(&knows(12, &["b"]), |k| k.record.lineage = Lineage::new("x").unwrap());
     let e = evidence(None, &[("a", knows(12, &["a"])), ("b", other)]);
     assert!(matches!(recover(&e), Recovery::Ask(AskReason::Lineages(l)) if l.len() == 2));
     let e = evidence(None, &[("a", knows(12, &["a"])), ("b", knows(12, &["b"]))]);
@@ -115,7 +119,7 @@ fn rule_21_what_contradicts_itself_is_left_to_an_operator() {
 
 #[test]
 fn rule_21_all_members_closed_in_order_make_a_clean_record() {
-    let closed = change(&knows(10, &["a", "b"]), |k| k.closed_clean = true);
+    let closed = change(&knows(10, &["a", "b"]), |k| k.record.clean = true);
     let e = evidence(None, &[("a", closed.clone()), ("b", closed.clone())]);
     assert!(rebuilt(&e).clean);
     let e = evidence(None, &[("a", closed), ("b", knows(10, &["a", "b"]))]);
@@ -143,6 +147,6 @@ fn rule_22_an_orphan_as_new_as_the_record_or_without_a_record_stays() {
     assert!(matches!(as_new, Err(KeepReason::AsNewAsRecord { .. })));
     let promoted = change(&knows(9, &["c"]), |k| k.promoted = Epoch(6));
     assert!(matches!(may_delete(Some(&record), &c, &promoted), Err(KeepReason::AsNewAsRecord { .. })));
-    let other = change(&knows(9, &["c"]), |k| k.lineage = Lineage::new("x").unwrap());
+    let other = change(&knows(9, &["c"]), |k| k.record.lineage = Lineage::new("x").unwrap());
     assert!(matches!(may_delete(Some(&record), &c, &other), Err(KeepReason::Lineage { .. })));
 }

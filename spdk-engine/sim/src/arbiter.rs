@@ -3,7 +3,7 @@
 //! It may be restored from an old copy, or lose the record. Then it is in *recovery hold* (rule 21): nothing is read or
 //! swapped until the recovery has fenced and read every replica and put the right record in place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mirror_core::recover::{AskReason, Evidence, Recovery, ReplicaKnows, Report, may_delete, recover};
 use mirror_core::{Config, ConfigVersion, EngineInstance, Epoch, Lineage, SwapOutcome};
@@ -17,6 +17,8 @@ pub(crate) struct Arbiter {
     pub(crate) record: Config,
     /// Records that were.
     past: Vec<Config>,
+    /// Lineages that were ever used (rule 11).
+    lineages: BTreeSet<Lineage>,
     /// The record is in doubt.
     pub(crate) hold: bool,
     /// And it is gone altogether.
@@ -26,7 +28,8 @@ pub(crate) struct Arbiter {
 
 impl Arbiter {
     pub(crate) fn new(record: Config) -> Self {
-        Self { record, past: Vec::new(), hold: false, gone: false, recoveries: 0 }
+        let lineages = [record.lineage.clone()].into();
+        Self { record, past: Vec::new(), lineages, hold: false, gone: false, recoveries: 0 }
     }
 
     /// What a reader is told; `None` is no answer.
@@ -95,7 +98,13 @@ impl World {
             Recovery::Ask(AskReason::Lineages(_)) if self.arbiter.recoveries > 0 => self.operator_asked(),
             Recovery::Ask(reason) => self.fail(format!("the recovery must ask: {reason}")),
             Recovery::Keep => self.recovered(None),
-            Recovery::Rebuild(config) => self.recovered(Some(*config)),
+            Recovery::Raise(config) => self.recovered(Some(*config)),
+            Recovery::Rebuild(mut config) => {
+                if self.breaks(ModelBug::Rule11SameLineage) {
+                    config.lineage = self.arbiter.record.lineage.clone();
+                }
+                self.recovered(Some(*config));
+            }
         }
     }
 
@@ -138,6 +147,12 @@ impl World {
     fn recovered(&mut self, record: Option<Config>) {
         self.trace(|| format!("recovered: {record:?}"));
         if let Some(record) = record {
+            let old = &self.arbiter.record;
+            let changed = record.in_sync != old.in_sync || record.config_number != old.config_number;
+            if changed && self.arbiter.lineages.contains(&record.lineage) {
+                return self.fail(format!("a record was rebuilt under the lineage {} of another one", record.lineage));
+            }
+            self.arbiter.lineages.insert(record.lineage.clone());
             self.arbiter.record = record;
         }
         self.arbiter.recoveries += 1;

@@ -143,6 +143,21 @@ impl World {
         }
     }
 
+    /// All hosts start anew: what was in flight is forgotten, and what the blocks hold is what is found there.
+    pub(crate) fn restart_hosts(&mut self) {
+        if let Err(contradiction) = self.history.check() {
+            return self.fail(contradiction.to_string());
+        }
+        self.trace(|| "hosts start anew".to_owned());
+        self.history.restart();
+        self.ops.clear();
+        self.attempts.clear();
+        for client in &mut self.clients {
+            (client.inflight, client.clings_to) = (0, None);
+            client.conn += 1;
+        }
+    }
+
     /// The engine that a host clings to, as long as that serves.
     fn clings_to(&self, client: usize) -> Option<EngineRef> {
         let engine = self.clients[client].clings_to?;

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use mirror_core::meta::RegionBits;
 use mirror_core::{
-    Action, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId, MetaOp, OpenAction,
-    OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, ReplicaFacts, SwapOutcome, SwapReason,
-    VolumeId,
+    Action, ConfigNumber, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId,
+    MetaOp, OpenAction, OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, ReplicaFacts,
+    SwapOutcome, SwapReason, VolumeId,
 };
 
 use crate::faults::MS;
@@ -35,6 +35,10 @@ pub(crate) struct Node {
     /// How long its clock has stood still: never, unless a rule is broken (rule 16).
     pub(crate) clock_stood: u64,
     pub(crate) inbox: VecDeque<ToEngine>,
+    /// Engines of this node that have ended when the next one starts here, with all before them (rule 16).
+    dead: BTreeSet<EngineInstance>,
+    /// All engines that were started here.
+    instances: BTreeSet<EngineInstance>,
 }
 
 #[derive(Debug)]
@@ -103,6 +107,8 @@ pub(crate) struct Process {
     /// It serves and reaches nobody, and no swap was under way when that began: it must not eject anybody (rule 12).
     alone: bool,
     reading: bool,
+    /// The members' superblocks were seen to carry the record of this number (rule 6).
+    pub(crate) carried: Option<ConfigNumber>,
     /// It keeps bits; apart from these, whose meta area failed.
     pub(crate) keeps_bits: bool,
     /// Regions that it found set when it opened.
@@ -131,6 +137,7 @@ impl World {
         let inc = self.fresh_id();
         let me = EngineRef { node, inc };
         let instance = name(EngineInstance::new(&format!("e{node}-{inc}")));
+        self.nodes[node].instances.insert(instance.clone());
         self.trace(|| format!("engine {instance} starts"));
         let options = Options {
             grace_ns: 100 * MS,
@@ -162,7 +169,7 @@ impl World {
             engine_instance: instance.clone(),
             lineage: None,
             local: [replica_id(node)].into(),
-            old_engine_dead: false,
+            dead_engines: self.dead_engines(node),
             in_vain: self.in_vain[node].take(),
             options,
             waits,
@@ -183,6 +190,7 @@ impl World {
             swaps: BTreeMap::new(),
             alone: false,
             reading: false,
+            carried: None,
             keeps_bits: false,
             inherited: RegionBits::default(),
             meta_failed: Vec::new(),
@@ -192,6 +200,12 @@ impl World {
         self.feed_opener(me, OpenInput::Start);
         self.post(50 * MS, Event::Engine { to: me, body: ToEngine::AgentStep });
         me
+    }
+
+    /// What the agent of a node knows when it starts another engine there, whose predecessor is dead then.
+    fn dead_engines(&self, node: usize) -> BTreeSet<EngineInstance> {
+        let node = &self.nodes[node];
+        if self.breaks(ModelBug::Rule16LastOwnerDead) { node.instances.clone() } else { node.dead.clone() }
     }
 
     pub(crate) fn process(&mut self, me: EngineRef) -> Option<&mut Process> {
@@ -278,6 +292,7 @@ impl World {
                     self.feed_core(to, Input::RemoveLeg { leg });
                 }
             }
+            ToEngine::HostsDetached => self.feed_core(to, Input::HostsDetached),
             ToEngine::Close => self.feed_core(to, Input::Close),
         }
     }
@@ -385,8 +400,12 @@ impl World {
                 self.trace(|| format!("{me:?} did not open: {reason}"));
                 if let Some(process) = self.process(me) {
                     let job = std::mem::replace(&mut process.job, Job::Finished);
+                    let instance = process.instance.clone();
                     if let Job::Opening(opener) = job {
                         self.in_vain[me.node] = opener.raised_in_vain();
+                        if opener.follows_dead() {
+                            self.nodes[me.node].dead.insert(instance);
+                        }
                     }
                 }
                 self.manager.failed(me);
@@ -401,7 +420,11 @@ impl World {
         }
         if params.hosts_must_detach {
             let members: Vec<usize> = params.config.in_sync.iter().map(replica_index).collect();
-            return self.hosts_refused(&members);
+            if !self.hosts_refused(&members) {
+                return;
+            }
+            let after = self.rng.range(MS, 300 * MS);
+            self.post(after, Event::Engine { to: me, body: ToEngine::HostsDetached });
         }
         let window = params.options.copy_window_blocks as usize;
         let keeps_bits = params.meta.is_some();
@@ -416,11 +439,13 @@ impl World {
             Err(error) => return self.fail(format!("the core refuses what the opener gave it: {error}")),
         };
         let Some(process) = self.process(me) else { return };
+        let instance = process.instance.clone();
         process.keeps_bits = keeps_bits;
         process.inherited = inherited;
         process.copy_data = vec![vec![0; window]; core.copy_slots() as usize];
         process.job = Job::Serving(Box::new(core));
         process.legs.retain(|id, _| legs.iter().any(|l| l.leg == *id));
+        self.nodes[me.node].dead = [instance].into();
         self.outcome.opens += 1;
         self.trace(|| format!("{me:?} is ready"));
         self.became_ready(me);
@@ -604,6 +629,9 @@ impl World {
             Action::MetaIo { leg, io, op } => self.meta_io(me, leg, Some(io), op),
             Action::HostDone { id, result } => {
                 let data = self.process(me).and_then(|p| p.host_data.remove(&id));
+                if result.is_ok() && data.is_none() {
+                    self.check_carried(me); // A change or a flush.
+                }
                 self.host_done(me, id, result, data);
             }
             Action::Swap { swap, expect, next, reason } => {

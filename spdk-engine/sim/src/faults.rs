@@ -33,7 +33,9 @@ pub enum FaultKind {
     HostBreak(usize),
     /// The active engine's node and one replica are parted from everything else; the manager opens the volume elsewhere.
     Partition(usize),
-    /// The same, and the node is suspended for the first half of it.
+    /// The same, and the engine that opens the volume elsewhere dies while it waits.
+    PartedOpenerDies(usize),
+    /// The same as `Partition`, and the node is suspended for the first half of it.
     SuspendParted(usize),
     /// The connection of the active engine to a replica breaks once.
     Break(usize),
@@ -59,6 +61,8 @@ pub enum FaultKind {
     ReadErrors(usize),
     /// A disk is full.
     Full(usize),
+    /// The manager does nothing for a while.
+    ManagerAway,
     /// An operator removes a member.
     Remove(usize),
     /// An operator removes a member and wants its data deleted.
@@ -75,7 +79,7 @@ pub(crate) fn draw(
     let mut faults: Vec<Fault> = (0..count)
         .map(|_| {
             let (engine, replica) = (rng.index(engines), rng.index(replicas));
-            let kind = match rng.range(0, 46) {
+            let kind = match rng.range(0, 52) {
                 0..=5 => FaultKind::ReplicaCrash(replica),
                 6..=8 => FaultKind::Cut(engine, replica),
                 9 => FaultKind::CutAll(engine),
@@ -95,8 +99,10 @@ pub(crate) fn draw(
                 34 => FaultKind::SuspendParted(replica),
                 35..=38 => FaultKind::PowerLoss(replica),
                 39 if rng.permille(500) => FaultKind::Blackout,
-                40 => FaultKind::ArbiterRestore,
-                41 => FaultKind::Delete(replica),
+                40..=42 => FaultKind::ArbiterRestore,
+                43 => FaultKind::Delete(replica),
+                44..=45 => FaultKind::ManagerAway,
+                46..=47 => FaultKind::PartedOpenerDies(replica),
                 _ => FaultKind::HostBreak(rng.index(hosts)),
             };
             let long = rng.permille(300);

@@ -38,6 +38,8 @@ struct Value {
 #[derive(Debug, Default)]
 pub struct History {
     blocks: BTreeMap<u64, BTreeMap<u64, Value>>,
+    /// What blocks held at first is not known: the first read tells.
+    restarted: bool,
 }
 
 /// Why a block's history has no order.
@@ -55,13 +57,18 @@ impl std::fmt::Display for Contradiction {
     }
 }
 
+/// A value that stood before everything.
+const INITIAL: Value = Value { write_start: 0, write_end: 1, first_end: 1, last_start: 0, reads: 0, abandoned: NEVER };
+
 impl History {
+    /// Begins anew: whatever blocks hold is what they held before everything, but one value each.
+    pub fn restart(&mut self) {
+        self.blocks.clear();
+        self.restarted = true;
+    }
+
     fn value(&mut self, block: u64, value: u64) -> Option<&mut Value> {
-        let values = self.blocks.entry(block).or_insert_with(|| {
-            let initial =
-                Value { write_start: 0, write_end: 1, first_end: 1, last_start: 0, reads: 0, abandoned: NEVER };
-            BTreeMap::from([(0, initial)])
-        });
+        let values = self.blocks.entry(block).or_insert_with(|| BTreeMap::from([(0, INITIAL)]));
         values.get_mut(&value)
     }
 
@@ -101,6 +108,10 @@ impl History {
     /// # Errors
     /// A value that nobody has begun to write by then.
     pub fn read(&mut self, block: u64, value: u64, start: Stamp, end: Stamp) -> Result<(), Contradiction> {
+        self.value(block, 0);
+        if let Some(values) = self.blocks.get_mut(&block).filter(|_| self.restarted) {
+            values.entry(value).or_insert(INITIAL);
+        }
         match self.value(block, value) {
             Some(v) if v.write_start < end => {
                 v.first_end = v.first_end.min(end);
@@ -211,6 +222,27 @@ mod tests {
     #[test]
     fn a_value_from_nowhere_is_refused() {
         assert!(History::default().read(0, 9, 2, 3).is_err());
+    }
+
+    #[test]
+    fn after_a_restart_a_block_holds_one_unknown_value_until_it_is_written() {
+        let restarted = || {
+            let mut history = History::default();
+            acked(&mut history, 7, 2, 3);
+            history.restart();
+            history.read(0, 9, 4, 5).unwrap();
+            history
+        };
+        let mut history = restarted();
+        history.read(0, 9, 6, 7).unwrap();
+        acked(&mut history, 8, 8, 9);
+        history.read(0, 8, 10, 11).unwrap();
+        assert_eq!(history.check(), Ok(()));
+        history.read(0, 9, 12, 13).unwrap();
+        assert!(history.check().is_err(), "it was overwritten");
+        let mut history = restarted();
+        history.read(0, 7, 6, 7).unwrap();
+        assert!(history.check().is_err(), "two values at the beginning");
     }
 
     /// Brute force: is there an order of operations that respects real time and explains all reads?

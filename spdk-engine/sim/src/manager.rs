@@ -35,6 +35,8 @@ pub(crate) struct Manager {
     /// The engine that was asked to close, and when that is given up and it is ended.
     closing: Option<(EngineRef, u64)>,
     phase: Phase,
+    /// It does nothing until then (rule 23).
+    pub(crate) away_until: u64,
 }
 
 /// How long an orderly close may take. A frozen volume cannot close by itself.
@@ -60,6 +62,9 @@ impl Manager {
 impl World {
     pub(crate) fn manager_step(&mut self) {
         self.post(10 * MS, Event::Manager);
+        if self.now < self.manager.away_until {
+            return;
+        }
         if let Some((engine, _)) = self.manager.closing.take_if(|(_, until)| *until <= self.now) {
             self.kill_engine(engine);
         }
@@ -123,6 +128,12 @@ impl World {
         }
     }
 
+    pub(crate) fn crash_opening(&mut self) {
+        if let Some(opening) = self.manager.opening {
+            self.kill_engine(opening);
+        }
+    }
+
     pub(crate) fn pause_active(&mut self, until: u64) {
         if let Some(active) = self.manager.active {
             let stands = until.saturating_sub(self.nodes[active.node].paused_until.max(self.now));
@@ -142,16 +153,22 @@ impl World {
     }
 
     /// The engine says that hosts must detach: acknowledged writes may be lost with the power of all members (rule 1).
-    /// Hosts start anew and remember nothing, so the run ends here.
-    pub(crate) fn hosts_refused(&mut self, members: &[usize]) {
-        // Without a superblock, as before the first engine has written any, nothing proves that it lost nothing.
-        let excused = |r: &Replica| r.media.volatile && (r.starts > 1 || r.meta_unread || r.superblock().is_none());
+    /// Hosts start anew and remember nothing. False when that is a violation.
+    pub(crate) fn hosts_refused(&mut self, members: &[usize]) -> bool {
+        // Without an instance in its superblock, as before the first engine has written any, nothing proves that it lost
+        // nothing.
+        let names_none = |r: &Replica| r.superblock().is_none_or(|s| s.instance.is_empty());
+        let excused = |r: &Replica| r.media.volatile && (r.starts > 1 || r.meta_unread || names_none(r));
         let spared = members.iter().find(|r| !excused(&self.replicas[**r]));
         if let Some(r) = spared {
-            return self.fail(format!("hosts must detach although r{r} never lost anything"));
+            self.fail(format!("hosts must detach although r{r} never lost anything"));
+            return false;
         }
         self.outcome.refusals += 1;
-        self.manager.phase = Phase::Done;
+        if !self.breaks(ModelBug::Rule01HostsStay) {
+            self.restart_hosts();
+        }
+        true
     }
 
     /// An operator has to say which history goes on; the run ends here.
@@ -227,7 +244,7 @@ impl World {
         let Some(process) = self.process_ref(active) else { return false };
         let Job::Serving(core) = &process.job else { return false };
         let status = core.status();
-        let equal = status.inherited_regions == 0;
+        let equal = status.inherited_regions == 0 && !status.hosts_must_detach && !status.frozen;
         status.config.in_sync.len() == REPLICAS && !status.swapping && status.lost.is_empty() && equal
     }
 

@@ -1,6 +1,6 @@
 //! Meta areas in the simulator: their I/O between engine and replica, and what the disks must say about it.
 //!
-//! *What is checked.* Data of a write is sent only when the bits of its regions are set on the disks of all recorded
+//! *What is checked.* Nothing is acknowledged by a record that the members' superblocks do not carry (rule 6). Data of a write is sent only when the bits of its regions are set on the disks of all recorded
 //! members (rules 9 and 18). A bit is cleared only when all members have flushed the region. Only regions whose bit was
 //! set on a member when the engine opened are made equal. With `check_bits` off none of this is looked at: then only
 //! what hosts read tells.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mirror_core::{CopySlot, Input, IoId, LegError, LegId, MetaOp, MetaUnreadable, OpenInput};
 
 use crate::engine::{COPY_QUEUE_DEPTH, Job};
-use crate::replica::DiskIo;
+use crate::replica::{DiskIo, Replica};
 use crate::world::{ConnId, EngineRef, OPENER_IO, ToEngine, ToReplica, World, layout, replica_index};
 
 impl World {
@@ -76,6 +76,27 @@ impl World {
             if let Some(region) = (first..=last).find(|r| replica.has_meta() && !bits.contains(*r)) {
                 return self.fail(format!("region {region} is written but its bit is not set on r{member}"));
             }
+        }
+    }
+
+    /// Rule 6: nothing is acknowledged by a record that the superblocks of its members do not carry.
+    pub(crate) fn check_carried(&mut self, me: EngineRef) {
+        let Some(process) = self.process(me).filter(|p| p.keeps_bits) else { return };
+        let Job::Serving(core) = &process.job else { return };
+        let config = core.config();
+        if process.carried == Some(config.config_number) {
+            return; // Superblocks never fall back.
+        }
+        let number = config.config_number;
+        process.carried = Some(number);
+        let leaving = core.status().leaving;
+        let leaving: Vec<usize> = leaving.iter().filter_map(|l| process.legs.get(l)).map(|l| l.replica).collect();
+        let stays = |r: &usize| !leaving.contains(r);
+        let members: Vec<usize> = config.in_sync.iter().map(replica_index).filter(stays).collect();
+        let carries = |r: &Replica| r.superblock().is_some_and(|s| s.record.config_number >= number);
+        let without = members.iter().find(|m| self.replicas[**m].has_meta() && !carries(&self.replicas[**m]));
+        if let Some(member) = without {
+            self.fail(format!("{me:?} acknowledges by configuration {number}, which r{member} does not carry"));
         }
     }
 

@@ -4,40 +4,48 @@
 //! is around them: replicas, target sessions, the runner, the agents. Their models here can break those, to show that
 //! the checks notice it.
 
-/// A rule that a model breaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelBug {
-    /// The runner takes the payload from the guest's buffer for each leg anew.
-    Rule04CaptureAgain,
-    /// A replica takes a deallocation for a hint: some blocks keep what they held.
-    Rule05UnmapIsAHint,
-    /// A replica grants a new session while the disk still works on the old one's I/O.
-    Rule13NoDrain,
-    /// A replica answers a promote before the epoch is durable: a restart forgets it.
-    Rule14EpochForgotten,
-    /// The clock of an engine stands still while its machine is suspended.
-    Rule16ClockStops,
-    /// A restored arbiter serves at once.
-    Rule21NoHold,
-    /// The recovery reads replicas that an old engine still writes to.
-    Rule21ReadUnfenced,
-    /// An agent deletes the data of a replica as soon as it is asked to.
-    Rule22DeleteAtOnce,
-    /// The target still executes what arrives late on a connection that its host has replaced.
-    Rule17LateCommands,
+/// An enumeration with the list of all of its variants.
+macro_rules! with_all {
+    ($(#[$doc:meta])* pub enum $name:ident { $($(#[$what:meta])* $bug:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $($(#[$what])* $bug,)* }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$bug,)*];
+        }
+    };
 }
 
-impl ModelBug {
-    /// All of them.
-    pub const ALL: &[Self] = &[
-        Self::Rule04CaptureAgain,
-        Self::Rule05UnmapIsAHint,
-        Self::Rule13NoDrain,
-        Self::Rule14EpochForgotten,
-        Self::Rule16ClockStops,
-        Self::Rule17LateCommands,
-        Self::Rule21NoHold,
-        Self::Rule21ReadUnfenced,
-        Self::Rule22DeleteAtOnce,
-    ];
+with_all! {
+    /// A rule that a model breaks.
+    pub enum ModelBug {
+        /// Hosts that may hold acknowledged writes which no copy has are served on.
+        Rule01HostsStay,
+        /// The runner takes the payload from the guest's buffer for each leg anew.
+        Rule04CaptureAgain,
+        /// A replica takes a deallocation for a hint: some blocks keep what they held.
+        Rule05UnmapIsAHint,
+        /// A record that was rebuilt goes on under the old lineage.
+        Rule11SameLineage,
+        /// A replica grants a new session while the disk still works on the old one's I/O.
+        Rule13NoDrain,
+        /// A replica answers a promote before the epoch is durable: a restart forgets it.
+        Rule14EpochForgotten,
+        /// The clock of an engine stands still while its machine is suspended.
+        Rule16ClockStops,
+        /// An agent takes all older engines for dead when the last owner in the record is.
+        Rule16LastOwnerDead,
+        /// The target still executes what arrives late on a connection that its host has replaced.
+        Rule17LateCommands,
+        /// A restored arbiter serves at once.
+        Rule21NoHold,
+        /// The recovery reads replicas that an old engine still writes to.
+        Rule21ReadUnfenced,
+        /// An agent deletes the data of a replica as soon as it is asked to.
+        Rule22DeleteAtOnce,
+        /// Engines have the manager swap for them, which may be away.
+        Rule23ManagerSwaps,
+    }
 }

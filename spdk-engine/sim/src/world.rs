@@ -188,6 +188,7 @@ pub(crate) enum ToEngine {
     AgentStep,
     Host { conn: HostConn, id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
     Remove { replica: usize },
+    HostsDetached,
     Close,
 }
 
@@ -210,6 +211,8 @@ pub(crate) enum Event {
     Arbiter {
         from: EngineRef,
         body: ToArbiter,
+        /// The network brings it by then.
+        due: u64,
     },
     DiskDone {
         replica: usize,
@@ -230,6 +233,8 @@ pub(crate) enum Event {
     },
     Fault(Fault),
     Manager,
+    /// The engine that is opening the volume dies.
+    KillOpening,
     Resume {
         node: usize,
     },
@@ -478,8 +483,12 @@ impl World {
 
     pub(crate) fn send_arbiter(&mut self, from: EngineRef, body: ToArbiter) {
         let slow = self.now < self.arbiter_slow_until && self.rng.permille(600);
-        let delay = if slow { self.rng.range(20 * MS, 900 * MS) } else { self.rng.range(MS / 5, 4 * MS) };
-        self.post(delay, Event::Arbiter { from, body });
+        let mut delay = if slow { self.rng.range(20 * MS, 900 * MS) } else { self.rng.range(MS / 5, 4 * MS) };
+        if self.breaks(ModelBug::Rule23ManagerSwaps) {
+            delay += self.manager.away_until.saturating_sub(self.now);
+        }
+        let due = self.now + if slow { 900 * MS } else { 4 * MS };
+        self.post(delay, Event::Arbiter { from, body, due });
     }
 
     fn handle(&mut self, event: Event) {
@@ -495,7 +504,7 @@ impl World {
                 }
             }
             Event::Replica { replica, from, body } => self.replica_event(replica, from, body),
-            Event::Arbiter { from, body } => self.arbiter_event(from, body),
+            Event::Arbiter { from, body, due } => self.arbiter_event(from, body, due),
             Event::DiskDone { replica, key } => self.disk_done(replica, key),
             Event::ReplicaUp { replica } => {
                 self.trace(|| format!("replica r{replica} is up"));
@@ -506,6 +515,7 @@ impl World {
             Event::LetGo { client } => self.let_go(client),
             Event::Fault(fault) => self.fault(fault),
             Event::Manager => self.manager_step(),
+            Event::KillOpening => self.crash_opening(),
             Event::Resume { node } => self.resume(node),
             Event::Recover => self.recover_step(),
             Event::Delete { replica, until } => self.delete_step(replica, until),
@@ -645,7 +655,10 @@ impl World {
         self.finish_attach(r);
     }
 
-    fn arbiter_event(&mut self, from: EngineRef, body: ToArbiter) {
+    fn arbiter_event(&mut self, from: EngineRef, body: ToArbiter, due: u64) {
+        if self.now > due {
+            return self.fail(format!("what {from:?} asks of the arbiter waited for somebody else"));
+        }
         // A cut loses requests or answers; which of them is the point of rule 7.
         let cut = self.now < self.arbiter_cut_until[from.node];
         if cut && self.rng.permille(500) {
@@ -686,6 +699,11 @@ impl World {
             FaultKind::CutAll(e) => self.cut_until[e] = [until; REPLICAS],
             FaultKind::HostBreak(client) => self.break_host(client),
             FaultKind::Partition(r) => self.part_active(r, until),
+            FaultKind::PartedOpenerDies(r) => {
+                self.part_active(r, until.max(self.now + 500 * MS));
+                let after = self.rng.range(20 * MS, 250 * MS);
+                self.post(after, Event::KillOpening);
+            }
             FaultKind::SuspendParted(r) => {
                 self.part_active(r, until);
                 self.pause_active(self.now + fault.for_ns / 2);
@@ -698,6 +716,7 @@ impl World {
             FaultKind::CutArbiter(e) => self.arbiter_cut_until[e] = until,
             FaultKind::ArbiterRestore => self.restore_arbiter(),
             FaultKind::SlowArbiter => self.arbiter_slow_until = until,
+            FaultKind::ManagerAway => self.manager.away_until = until,
             FaultKind::EngineCrash => self.crash_active(),
             FaultKind::EnginePause => self.pause_active(until),
             FaultKind::Takeover => self.manager.doubt(),

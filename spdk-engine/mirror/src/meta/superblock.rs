@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 
 use super::{META_BLOCK_BYTES, MetaError, array, put, u32_at, u64_at};
 use crate::LEGS_MAX;
-use crate::config::{ConfigNumber, EngineInstance, Epoch, Lineage, NAME_BYTES_MAX, ReplicaId, VolumeId};
+use crate::config::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, NAME_BYTES_MAX, ReplicaId, VolumeId};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ADDAXSB1");
 const VERSION: u32 = 1;
@@ -87,22 +87,9 @@ pub struct Superblock {
     pub volume: VolumeId,
     /// The replica.
     pub replica: ReplicaId,
-    /// History it belongs to.
-    pub lineage: Lineage,
-    /// Epoch `g` of the engine that wrote this.
-    pub epoch: Epoch,
-    /// Instance `e` of that engine.
-    pub engine_instance: EngineInstance,
-    /// Last known configuration number `k`.
-    pub config_number: ConfigNumber,
-    /// Last known in-sync set `S`.
-    pub in_sync: BTreeSet<ReplicaId>,
-    /// Last known rebuilding set `R`.
-    pub rebuilding: BTreeSet<ReplicaId>,
-    /// Fewest members of `S`.
-    pub min_in_sync: u32,
-    /// Blocks of the volume.
-    pub size_blocks: u64,
+    /// The last known record, at the epoch and instance of the engine that wrote this. `clean` is not kept by itself: it
+    /// says that the state is [`ReplicaState::ClosedClean`].
+    pub record: Config,
     /// Bytes of a block.
     pub block_size: u32,
     /// Blocks of a region.
@@ -121,7 +108,8 @@ impl Superblock {
     /// # Errors
     /// [`MetaError::Field`] when the sets hold more names, or the instance more bytes, than there is room for.
     pub fn encode(&self) -> Result<Vec<u8>, MetaError> {
-        let names = self.in_sync.len() + self.rebuilding.len();
+        let record = &self.record;
+        let names = record.in_sync.len() + record.rebuilding.len();
         if names > LEGS_MAX {
             let allowed = "in_sync and rebuilding may have 16 names together";
             return Err(MetaError::Field { field: "in_sync", value: names as u64, allowed });
@@ -134,21 +122,21 @@ impl Superblock {
         put(&mut block, 0, &MAGIC.to_le_bytes());
         put(&mut block, AT_VERSION, &VERSION.to_le_bytes());
         put(&mut block, AT_SEQUENCE, &self.sequence.to_le_bytes());
-        put(&mut block, AT_EPOCH, &self.epoch.0.to_le_bytes());
-        put(&mut block, AT_CONFIG_NUMBER, &self.config_number.0.to_le_bytes());
-        put(&mut block, AT_SIZE, &self.size_blocks.to_le_bytes());
+        put(&mut block, AT_EPOCH, &record.epoch.0.to_le_bytes());
+        put(&mut block, AT_CONFIG_NUMBER, &record.config_number.0.to_le_bytes());
+        put(&mut block, AT_SIZE, &record.size_blocks.to_le_bytes());
         put(&mut block, AT_REGION, &self.region_blocks.to_le_bytes());
         put(&mut block, AT_BLOCK_SIZE, &self.block_size.to_le_bytes());
-        put(&mut block, AT_MIN_IN_SYNC, &self.min_in_sync.to_le_bytes());
+        put(&mut block, AT_MIN_IN_SYNC, &record.min_in_sync.to_le_bytes());
         block[AT_STATE] = self.state.number();
-        block[AT_IN_SYNC_COUNT] = self.in_sync.len() as u8;
-        block[AT_REBUILDING_COUNT] = self.rebuilding.len() as u8;
+        block[AT_IN_SYNC_COUNT] = record.in_sync.len() as u8;
+        block[AT_REBUILDING_COUNT] = record.rebuilding.len() as u8;
         put_text(&mut block, AT_VOLUME, self.volume.as_str());
         put_text(&mut block, AT_REPLICA, self.replica.as_str());
-        put_text(&mut block, AT_LINEAGE, self.lineage.as_str());
-        put_text(&mut block, AT_ENGINE_INSTANCE, self.engine_instance.as_str());
+        put_text(&mut block, AT_LINEAGE, record.lineage.as_str());
+        put_text(&mut block, AT_ENGINE_INSTANCE, record.engine_instance.as_str());
         put_text(&mut block, AT_INSTANCE, &self.instance);
-        for (i, name) in self.in_sync.iter().chain(&self.rebuilding).enumerate() {
+        for (i, name) in record.in_sync.iter().chain(&record.rebuilding).enumerate() {
             put_text(&mut block, AT_NAMES + i * NAME_FIELD, name.as_str());
         }
         let crc = crc_fast::crc32_iscsi(&block);
@@ -175,9 +163,8 @@ impl Superblock {
             return Err(MetaError::RegionBlocks(region_blocks));
         }
         let no_name = |field| move |_| MetaError::Name { field };
-        Ok(Self {
-            volume: VolumeId::new(text(block, AT_VOLUME, "volume")?).map_err(no_name("volume"))?,
-            replica: ReplicaId::new(text(block, AT_REPLICA, "replica")?).map_err(no_name("replica"))?,
+        let state = ReplicaState::of(block[AT_STATE])?;
+        let record = Config {
             lineage: Lineage::new(text(block, AT_LINEAGE, "lineage")?).map_err(no_name("lineage"))?,
             epoch: Epoch(u64_at(block, AT_EPOCH)),
             engine_instance: EngineInstance::new(text(block, AT_ENGINE_INSTANCE, "engine_instance")?)
@@ -187,9 +174,15 @@ impl Superblock {
             rebuilding,
             min_in_sync: u32_at(block, AT_MIN_IN_SYNC),
             size_blocks: u64_at(block, AT_SIZE),
+            clean: state == ReplicaState::ClosedClean,
+        };
+        Ok(Self {
+            volume: VolumeId::new(text(block, AT_VOLUME, "volume")?).map_err(no_name("volume"))?,
+            replica: ReplicaId::new(text(block, AT_REPLICA, "replica")?).map_err(no_name("replica"))?,
+            record,
             block_size: u32_at(block, AT_BLOCK_SIZE),
             region_blocks,
-            state: ReplicaState::of(block[AT_STATE])?,
+            state,
             instance: text(block, AT_INSTANCE, "instance")?.to_owned(),
             sequence: u64_at(block, AT_SEQUENCE),
         })

@@ -12,20 +12,25 @@
 //! | enough for `minInSync` | any | those | union of theirs; the others are copied in full |
 //! | some, not enough | strict | all promoted | every region |
 //! | none | available, or one is left | one | every region; copied in full to the others |
-//! | none, but all have areas | strict | all promoted | every region |
-//! | none, some have no area | strict | all promoted | the core copies one over the others first |
+//! | none, but some have areas | strict | all promoted | every region |
+//! | none has an area | strict | all promoted | the core copies one over the others first |
+//! | too few unchanged (see [`power`]) | strict | all promoted | every region, from those that are |
+//!
+//! Wherever there is a meta area the core keeps superblocks in it, so that they carry what is decided here (rule 6).
+//!
+//! [`power`]: super::power
 //!
 //! A single member is equal to itself, but its bits also say what it may not have flushed yet: they are kept too.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::power::{Sources, is_changed, sources};
+use super::power::{Recorded, Sources, is_changed, sources};
 use super::{MetaUnreadable, OpenAction, OpenError, OpenEvent, Opener, Phase, members_needed};
 use crate::config::{Config, ReplicaId};
 use crate::events::{LegId, Nanos};
 use crate::meta::{
-    Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
+    Geometry, META_BLOCK_BYTES, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
 };
 use crate::params::{LegInit, MetaInit};
 
@@ -98,7 +103,8 @@ impl Opener {
         let superblock = newest_superblock(bytes.get(..slots).unwrap_or_default());
         let trusted = superblock.as_ref().is_some_and(|s| self.is_trusted(s, replica, &geometry));
         if let Some(superblock) = superblock.filter(|s| self.is_own(s, replica)) {
-            self.recorded.insert(replica.clone(), superblock.instance);
+            let closed = superblock.state == ReplicaState::ClosedClean;
+            self.recorded.insert(replica.clone(), Recorded { instance: superblock.instance, closed });
         }
         let bits = if trusted {
             decode_bits(&geometry, bytes.get(slots..).unwrap_or_default()).0
@@ -121,18 +127,18 @@ impl Opener {
         let slots = SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES;
         let superblock = newest_superblock(bytes.get(..slots)?)?;
         let newer = self.is_own(&superblock, replica)
-            && superblock.lineage == config.lineage
-            && superblock.config_number > config.config_number;
-        let (found, recorded) = (superblock.config_number, config.config_number);
+            && superblock.record.lineage == config.lineage
+            && superblock.record.config_number > config.config_number;
+        let (found, recorded) = (superblock.record.config_number, config.config_number);
         newer.then(|| OpenError::RecordOld { replica: replica.clone(), found, recorded })
     }
 
     fn is_trusted(&self, superblock: &Superblock, replica: &ReplicaId, geometry: &Geometry) -> bool {
         let Some(config) = &self.config else { return false };
         self.is_own(superblock, replica)
-            && superblock.lineage == config.lineage
-            && Some(superblock.epoch) == self.served
-            && superblock.size_blocks == config.size_blocks
+            && superblock.record.lineage == config.lineage
+            && Some(superblock.record.epoch) == self.served
+            && superblock.record.size_blocks == config.size_blocks
             && superblock.block_size == self.params.block_size
             && superblock.region_blocks == geometry.region_blocks()
     }
@@ -150,8 +156,7 @@ impl Opener {
             for leg in self.legs.iter_mut().filter(|l| !usable.contains(&l.replica)) {
                 leg.changed = members.contains(&leg.replica);
             }
-            let source = self.best_source(&usable);
-            self.equalise_from = self.legs.iter().find(|l| Some(&l.replica) == source.as_ref()).map(|l| l.leg);
+            self.inherited = self.geometry().map(|g| RegionBits::full(g.regions()));
             return members;
         }
         let promoted = &usable;
@@ -173,8 +178,8 @@ impl Opener {
             return promoted.clone();
         }
         let Some(source) = self.best_source(promoted) else { return promoted.clone() };
-        let all_have_meta = promoted.iter().all(|r| self.candidates.get(r).is_some_and(|c| c.facts.meta));
-        if base.members_min() > 1 && promoted.len() > 1 && all_have_meta {
+        let some_have_meta = self.legs.iter().any(|l| l.meta);
+        if base.members_min() > 1 && promoted.len() > 1 && some_have_meta {
             // They could not be asked, but they will be told: superblocks have to carry what is decided here (rule 6).
             self.inherited = Some(RegionBits::full(regions));
             return promoted.clone();
@@ -198,7 +203,8 @@ impl Opener {
     fn unchanged(&mut self, promoted: &BTreeSet<ReplicaId>, out: &mut Vec<OpenAction>) -> BTreeSet<ReplicaId> {
         let changed = |replica: &ReplicaId| {
             let facts = self.candidates.get(replica).map(|c| &c.facts);
-            let recorded = self.recorded.get(replica).map_or("", String::as_str);
+            let nothing = Recorded::default();
+            let recorded = self.recorded.get(replica).unwrap_or(&nothing);
             facts.is_some_and(|f| is_changed(f, f.meta.then_some(recorded))) && !self.trusts_all()
         };
         let members = promoted.iter().map(|r| (r.clone(), changed(r))).collect();

@@ -10,7 +10,7 @@ impl Opener {
     /// When an older engine's reads end (rule 16); `None` when none can be answered any more.
     pub(super) fn lease_end(&self, promoted: usize) -> Option<Nanos> {
         let members = self.config.as_ref().map_or(0, |c| c.in_sync.len());
-        if promoted == members || self.was_clean || self.params.old_engine_dead || self.skips_lease() {
+        if promoted == members || self.was_clean || self.follows_dead || self.skips_lease() {
             return None;
         }
         let wait = self.params.options.lease_ns.saturating_add(self.params.waits.lease_margin_ns);

@@ -48,6 +48,7 @@ use std::collections::BTreeMap;
 pub use types::*;
 
 use self::bits::MemberBits;
+use self::power::Recorded;
 use crate::LEGS_MAX;
 use crate::config::{Config, Epoch, ReplicaId};
 use crate::events::{LegId, Nanos, SwapId, SwapOutcome};
@@ -92,6 +93,8 @@ pub struct Opener {
     /// The record as last committed by this opener.
     config: Option<Config>,
     was_clean: bool,
+    /// The record that this one was raised on top of is of an engine that has ended, with all before it.
+    follows_dead: bool,
     candidates: BTreeMap<ReplicaId, Candidate>,
     first_promoted_at: Option<Nanos>,
     /// The wait for the old engine's lease was told.
@@ -102,8 +105,8 @@ pub struct Opener {
     /// Of the last engine that may have served.
     served: Option<Epoch>,
     bits: BTreeMap<ReplicaId, MemberBits>,
-    /// Instances that the members' superblocks name.
-    recorded: BTreeMap<ReplicaId, String>,
+    /// What the members' superblocks say of their caches.
+    recorded: BTreeMap<ReplicaId, Recorded>,
     hosts_must_detach: bool,
     inherited: Option<RegionBits>,
     give_up_at: Nanos,
@@ -119,6 +122,7 @@ impl Opener {
             phase: Phase::New,
             config: None,
             was_clean: false,
+            follows_dead: false,
             candidates: BTreeMap::new(),
             first_promoted_at: None,
             lease_told: false,
@@ -146,6 +150,13 @@ impl Opener {
     pub fn raised_in_vain(&self) -> Option<RaisedInVain> {
         let raised = self.config.as_ref()?.epoch;
         self.served.map(|served| RaisedInVain { served, raised })
+    }
+
+    /// Whether no engine before this one can answer anything, so that it belongs to `dead_engines` of the next attempt if
+    /// this one fails. Meaningful once the epoch was raised.
+    #[must_use]
+    pub fn follows_dead(&self) -> bool {
+        self.follows_dead
     }
 
     /// Takes one input and appends the actions that follow from it.
@@ -200,6 +211,7 @@ impl Opener {
         next.engine_instance = self.params.engine_instance.clone();
         next.clean = false;
         self.was_clean = record.clean;
+        self.follows_dead = self.params.dead_engines.contains(&record.engine_instance);
         let in_vain = self.params.in_vain.filter(|v| v.raised == record.epoch);
         self.served = Some(in_vain.map_or(record.epoch, |v| v.served));
         let cas = self.send_cas(record, next, out);

@@ -11,6 +11,9 @@
 //! | some unchanged | those; the changed ones are copied in full before they count again | served |
 //! | all changed | any | those that were attached must detach first: they may hold acknowledged writes that no copy has |
 //!
+//! A member whose superblock says that the engine closed in order was flushed then, and got nothing since that was
+//! acknowledged: it is unchanged whatever it is named. That matters when an opening after the close failed half-way.
+//!
 //! A member that was not promoted is no help in either case. It was waited for as long as the others allow. When no
 //! member is known to be unchanged and one that was promoted could not be asked, opening fails and is tried again.
 //!
@@ -31,11 +34,19 @@ pub(super) struct Sources {
     pub(super) hosts_must_detach: bool,
 }
 
-/// Whether a member may lack acknowledged writes. `recorded` is the instance that its superblock names, `None` when it
-/// has no meta area.
-pub(super) fn is_changed(facts: &ReplicaFacts, recorded: Option<&str>) -> bool {
-    let same = |r: &str| !r.is_empty() && r == facts.instance;
-    facts.volatile && recorded.is_some_and(|r| !same(r))
+/// What a superblock says of the replica's cache.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Recorded {
+    /// The instance that it names.
+    pub(super) instance: String,
+    /// The engine that wrote it had flushed everything, and has closed.
+    pub(super) closed: bool,
+}
+
+/// Whether a member may lack acknowledged writes; `recorded` is `None` when it has no meta area.
+pub(super) fn is_changed(facts: &ReplicaFacts, recorded: Option<&Recorded>) -> bool {
+    let unchanged = |r: &Recorded| r.closed || (!r.instance.is_empty() && r.instance == facts.instance);
+    facts.volatile && recorded.is_some_and(|r| !unchanged(r))
 }
 
 /// Chooses the sources among the promoted members; each with whether it is changed.

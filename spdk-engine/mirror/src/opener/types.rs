@@ -53,9 +53,12 @@ pub struct OpenerParams {
     pub lineage: Option<Lineage>,
     /// Replicas on this machine.
     pub local: BTreeSet<ReplicaId>,
-    /// Every earlier engine of this volume is known to have ended, not only the last one in the record: one before it
-    /// may still be reading if the last one never got to serve.
-    pub old_engine_dead: bool,
+    /// Engines of which it is known that they *and all engines before them* have ended. When the record is one of theirs,
+    /// nobody's lease is waited for (rule 16). An engine that served, and is known to have ended, is one: before it
+    /// served, all older ones were fenced everywhere, or their lease was over. So is one that never served, but was
+    /// raised on top of such a one ([`crate::Opener::follows_dead`]). Any other last owner is not: it may never have
+    /// served, and one before it may still be reading.
+    pub dead_engines: BTreeSet<EngineInstance>,
     /// Epochs that the runner's own last attempts raised without ever serving; see [`RaisedInVain`].
     pub in_vain: Option<RaisedInVain>,
     /// Bounds and times of the core.

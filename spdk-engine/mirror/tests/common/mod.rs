@@ -337,18 +337,10 @@ impl Bench {
 
 /// The superblock of a member, as an engine of that epoch left it.
 pub fn superblock(name: &str, epoch: u64, instance: &str) -> Superblock {
-    let record = config(&["a"], &[], 1);
     Superblock {
         volume: VolumeId::new("v").unwrap(),
         replica: replica(name),
-        lineage: record.lineage,
-        epoch: Epoch(epoch),
-        engine_instance: record.engine_instance,
-        config_number: record.config_number,
-        in_sync: record.in_sync,
-        rebuilding: record.rebuilding,
-        min_in_sync: 1,
-        size_blocks: BLOCKS,
+        record: Config { epoch: Epoch(epoch), ..config(&["a"], &[], 1) },
         block_size: 512,
         region_blocks: REGION,
         state: ReplicaState::Member,

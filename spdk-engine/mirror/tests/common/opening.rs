@@ -15,31 +15,35 @@ pub struct Bench {
     pub out: Vec<OpenAction>,
     /// Replicas say that they have a meta area.
     pub meta: bool,
+    /// But not these.
+    pub without_meta: Vec<&'static str>,
 }
 
 impl Bench {
     pub fn new() -> Self {
-        Self::with(false)
+        Self::with(&[])
     }
 
-    pub fn with(old_engine_dead: bool) -> Self {
-        Self::told(old_engine_dead, None)
+    /// These engines, and all before each of them, are known to have ended.
+    pub fn with(dead: &[&str]) -> Self {
+        Self::told(dead, None)
     }
 
     /// Told what the last attempt left behind.
-    pub fn told(old_engine_dead: bool, in_vain: Option<RaisedInVain>) -> Self {
+    pub fn told(dead: &[&str], in_vain: Option<RaisedInVain>) -> Self {
         let params = OpenerParams {
             volume: VolumeId::new("v").unwrap(),
             block_size: 512,
             engine_instance: EngineInstance::new("e6").unwrap(),
             lineage: Some(Lineage::new("l").unwrap()),
             local: [replica("b")].into(),
-            old_engine_dead,
+            dead_engines: dead.iter().map(|e| EngineInstance::new(e).unwrap()).collect(),
             in_vain,
             options: Options { region_blocks: REGION, ..Options::default() },
             waits: OpenWaits::default(),
         };
-        let mut bench = Self { opener: Opener::new(params), now: 1, out: Vec::new(), meta: false };
+        let mut bench =
+            Self { opener: Opener::new(params), now: 1, out: Vec::new(), meta: false, without_meta: Vec::new() };
         bench.input(OpenInput::Start);
         assert_eq!(bench.out[0], OpenAction::ReadRecord);
         bench
@@ -75,7 +79,10 @@ impl Bench {
     }
 
     pub fn promoted(&mut self, name: &str, result: Result<(), PromoteError>) {
-        let result = result.map(|()| ReplicaFacts { meta: self.meta, ..ReplicaFacts::default() });
+        let result = result.map(|()| ReplicaFacts {
+            meta: self.meta && !self.without_meta.contains(&name),
+            ..ReplicaFacts::default()
+        });
         self.input(OpenInput::Promoted { replica: replica(name), result });
     }
 

@@ -156,7 +156,7 @@ impl World {
             engine_instance: instance.clone(),
             lineage: None,
             local: [].into(),
-            old_engine_dead: false,
+            dead_engines: [].into(),
             in_vain: None,
             options: self.options(),
             waits,

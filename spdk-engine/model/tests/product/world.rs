@@ -122,7 +122,8 @@ struct Area(Vec<u8>);
 impl std::fmt::Debug for Area {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (superblocks, bits) = self.0.split_at(self.0.len().min(SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES));
-        let known = newest_superblock(superblocks).map(|s| (s.epoch, s.config_number, s.in_sync, s.rebuilding));
+        let known = newest_superblock(superblocks)
+            .map(|s| (s.record.epoch, s.record.config_number, s.record.in_sync, s.record.rebuilding));
         write!(f, "{known:?} {}", set_bits(bits))
     }
 }
