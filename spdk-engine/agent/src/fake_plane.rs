@@ -23,8 +23,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock};
+
+use crate::arbiter::mirror_to_config;
 use crate::disk::{DiskState, Disks};
-use crate::rpc::Framer;
+use crate::rpc::{Framer, MirrorConfig};
 
 type Answer = Result<Value, (i64, String)>;
 
@@ -45,6 +48,7 @@ pub(crate) struct FakeMirror {
     pub(crate) legs: Vec<Value>,
     pub(crate) pending: Option<Value>,
     pub(crate) next_swap: u64,
+    pub(crate) hosts_must_detach: bool,
 }
 
 /// An lvol on a fake disk.
@@ -143,6 +147,8 @@ pub(crate) struct FakeState {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fabric {
     pub(crate) disks: FakeDisks,
+    /// What engines wrote into the meta areas of replicas.
+    superblocks: Arc<Mutex<BTreeMap<String, Superblock>>>,
     targets: Arc<Mutex<BTreeMap<String, FakePlane>>>,
 }
 
@@ -241,10 +247,50 @@ impl FakePlane {
             "addax_wait_events" => self.wait_events(&params).await,
             "addax_mirror_close" => self.close_mirror(&params).await,
             "bdev_nvme_attach_controller" => self.attach(&params),
+            "addax_mirror_read_meta" => self.read_meta(&method, &params),
+            "addax_mirror_create" => {
+                self.write_superblocks(&params);
+                self.state.lock().unwrap().call(&method, &params)
+            }
             _ => self.state.lock().unwrap().call(&method, &params),
         };
         self.changed.notify_waiters();
         answer
+    }
+
+    /// Superblocks as a mirror leaves them; bits are never written, so that every region counts as set.
+    fn write_superblocks(&self, params: &Value) {
+        let config: MirrorConfig = serde_json::from_value(params["config"].clone()).unwrap();
+        let record = mirror_to_config(&config).unwrap();
+        let geometry = mirror_core::meta::Geometry::for_volume(config.size / 4096, 4096).unwrap();
+        for leg in params["legs"].as_array().unwrap().iter().filter(|leg| !leg["meta_bdev_name"].is_null()) {
+            let certain = params["hosts_must_detach"] == json!(false) && leg["changed"] != json!(true);
+            let instance = leg["instance"].as_str().filter(|_| certain).unwrap_or_default().to_owned();
+            let replica = leg["replica"].as_str().unwrap();
+            let superblock = Superblock {
+                volume: mirror_core::VolumeId::new(params["volume"].as_str().unwrap()).unwrap(),
+                replica: mirror_core::ReplicaId::new(replica).unwrap(),
+                record: record.clone(),
+                block_size: 4096,
+                region_blocks: geometry.region_blocks(),
+                state: ReplicaState::Member,
+                instance,
+                sequence: 1,
+            };
+            self.fabric.superblocks.lock().unwrap().insert(replica.to_owned(), superblock);
+        }
+    }
+
+    /// What a test has put there, or else what engines wrote.
+    fn read_meta(&self, method: &str, params: &Value) -> Answer {
+        let mut state = self.state.lock().unwrap();
+        // `m.<volume>.<replica>.<epoch>n2`; anything else is an lvol.
+        let replica = params["bdev_name"].as_str().unwrap().split('.').nth(2);
+        let superblock = replica.and_then(|replica| self.fabric.superblocks.lock().unwrap().get(replica).cloned());
+        let Some(superblock) = superblock.filter(|_| state.metas.is_empty()) else { return state.call(method, params) };
+        let mut area = vec![0; params["blocks"].as_u64().unwrap() as usize * META_BLOCK_BYTES];
+        area[..META_BLOCK_BYTES].copy_from_slice(&superblock.encode().unwrap());
+        Ok(json!({"data": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, area)}))
     }
 
     fn attach(&self, params: &Value) -> Answer {
@@ -649,11 +695,14 @@ impl FakeState {
                 let leg = |leg: &Value| {
                     let member = in_sync.iter().any(|name| leg["replica"] == json!(name));
                     let state = if member { "in_sync" } else { "rebuilding" };
-                    json!({"replica": leg["replica"], "bdev_name": leg["bdev_name"], "state": state})
+                    json!({"replica": leg["replica"], "bdev_name": leg["bdev_name"], "state": state,
+                        "instance": leg["instance"].as_str().unwrap_or_default()})
                 };
                 let legs = params["legs"].as_array().unwrap().iter().map(leg).collect();
                 let config = params["config"].clone();
-                let mirror = FakeMirror { state: "open".to_owned(), config, legs, pending: None, next_swap: 1 };
+                let hosts_must_detach = params["hosts_must_detach"].as_bool().unwrap();
+                let state = "open".to_owned();
+                let mirror = FakeMirror { state, config, legs, pending: None, next_swap: 1, hosts_must_detach };
                 self.mirrors.insert(name.to_owned(), mirror);
                 Ok(json!(name))
             }
@@ -667,10 +716,21 @@ impl FakeState {
                 held.resize(bytes, 0);
                 Ok(json!({"data": base64::Engine::encode(&base64::engine::general_purpose::STANDARD, held)}))
             }
+            "addax_mirror_set_instance" => {
+                let mirror = self.mirrors.get_mut(name).ok_or_else(absent)?;
+                let leg = mirror.legs.iter_mut().find(|leg| leg["replica"] == params["replica"]);
+                leg.ok_or_else(absent)?["instance"] = params["instance"].clone();
+                yes
+            }
+            "addax_mirror_hosts_detached" => {
+                self.mirrors.get_mut(name).ok_or_else(absent)?.hosts_must_detach = false;
+                yes
+            }
             "addax_mirror_get" => {
                 let entry = |(name, mirror): (&String, &FakeMirror)| {
                     json!({"name": name, "volume": name, "state": mirror.state, "config": mirror.config,
-                        "legs": mirror.legs, "pending_swap": mirror.pending})
+                        "legs": mirror.legs, "pending_swap": mirror.pending,
+                        "hosts_must_detach": mirror.hosts_must_detach})
                 };
                 Ok(self.mirrors.iter().map(entry).collect())
             }

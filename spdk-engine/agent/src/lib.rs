@@ -36,6 +36,7 @@ pub mod disk;
 pub mod engine;
 pub mod error;
 pub mod hub;
+pub mod machine;
 pub mod replica;
 pub mod rpc;
 pub mod server;
@@ -47,5 +48,6 @@ pub mod tls;
 pub(crate) mod fake_plane;
 mod run;
 
+pub use machine::Machine;
 pub use run::{Agent, AgentConfig, DataPlaneConfig, RunError};
 pub use supervise::stop_data_plane;

@@ -18,6 +18,7 @@ use crate::disk::{DiskContext, Disks};
 use crate::engine::{EngineContext, Engines, Peers};
 use crate::error::{AgentError, blocking};
 use crate::hub::{Hub, Key};
+use crate::machine::Machine;
 use crate::replica::{ReplicaContext, Replicas};
 use crate::server::Services;
 use crate::state::slots::SlotsError;
@@ -147,6 +148,19 @@ impl Agent {
         arbiter: Arc<dyn Arbiter>,
         shutdown: &CancellationToken,
     ) -> Result<Self, RunError> {
+        Self::start_on(Machine::this(), config, arbiter, shutdown).await
+    }
+
+    /// The same on a machine that is told.
+    ///
+    /// # Errors
+    /// See [`RunError`].
+    pub async fn start_on(
+        machine: Machine,
+        config: AgentConfig,
+        arbiter: Arc<dyn Arbiter>,
+        shutdown: &CancellationToken,
+    ) -> Result<Self, RunError> {
         let runtime_dir = config.runtime_dir.clone();
         let unusable = |source| RunError::RuntimeDir { path: config.runtime_dir.clone(), source };
         let made = runtime_dir.clone();
@@ -174,6 +188,7 @@ impl Agent {
             plane: plane.clone(),
             hub: hub.clone(),
             data_address: data.address,
+            machine: machine.clone(),
             shutdown: shutdown.clone(),
         };
         let replicas = Replicas::open(disks.clone(), context).await?;
@@ -183,6 +198,7 @@ impl Agent {
             data_address: data.address,
             arbiter,
             peers: Peers::new(replicas.clone(), config.tls.clone()),
+            machine,
             shutdown: shutdown.clone(),
         };
         let engines = Engines::open(store, context);

@@ -200,6 +200,7 @@ async fn errors_have_the_codes_of_the_interface() {
         epoch: 1,
         engine_instance: "e".to_owned(),
         lineage: "l".to_owned(),
+        expected_instance: None,
     };
     assert_eq!(code(replicas.promote_replica(promote).await.unwrap_err()), Code::NotFound);
     let absent = pb::GetEngineRequest { volume: "v".to_owned() };

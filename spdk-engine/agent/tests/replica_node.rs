@@ -139,6 +139,7 @@ impl Node {
             epoch,
             engine_instance: instance.to_owned(),
             lineage: "l".to_owned(),
+            expected_instance: None,
         };
         self.replicas.promote_replica(request).await.map(tonic::Response::into_inner)
     }

@@ -538,7 +538,7 @@ async fn cost_the_dirty_regions(cluster: Cluster, load: PathBuf) {
     for number in 0..NODES {
         let (superblock, bits) = cluster.nodes[number].meta(number);
         assert_eq!((superblock.volume.as_str(), superblock.replica.as_str()), ("v", replica(number).as_str()));
-        assert!(superblock.epoch.0 == 1 && superblock.in_sync.len() == NODES, "{superblock:?}");
+        assert!(superblock.record.epoch.0 == 1 && superblock.record.in_sync.len() == NODES, "{superblock:?}");
         assert!(bits.is_empty(), "replica {number}: {} regions are set", bits.count());
     }
 

@@ -39,6 +39,7 @@ use uuid::Uuid;
 
 use crate::error::{AgentError, blocking};
 use crate::hub::Hub;
+use crate::machine::Machine;
 use crate::state::slots::SlotsError;
 use crate::state::{DiskRecord, DiskStore, DiskWish, Place};
 use crate::supervise::{Plane, PlaneStatus};
@@ -70,12 +71,29 @@ pub struct ReadyDisk {
     pub block_bytes: u32,
     /// Another one at every opening: what was made of the lvstore before is gone.
     pub opening: Uuid,
+    /// What is not flushed may be lost with power (consistency rule 1).
+    pub volatile: bool,
+    /// It is at another machine, whose power this one does not know of.
+    pub remote: bool,
 }
 
 impl ReadyDisk {
     /// The name by which the data plane knows an lvol of the disk.
     pub fn lvol_alias(&self, lvol: &str) -> String {
         format!("{}/{lvol}", self.store_name)
+    }
+
+    /// Another text when what was not flushed may be gone since; empty when nothing can be said, or nothing can be lost.
+    ///
+    /// All that is needed of a local disk is the boot of its machine: a data plane that died had handed everything to the
+    /// kernel. The power of a remote one shows as the end of a connection only, so that every opening counts as a loss.
+    pub fn instance(&self, machine: &Machine) -> String {
+        match machine.boot() {
+            "" => String::new(),
+            _ if !self.volatile => String::new(),
+            boot if self.remote => format!("{boot}/{}", self.opening.simple()),
+            boot => boot.to_owned(),
+        }
     }
 }
 

@@ -309,10 +309,25 @@ impl Owner {
         self.found = None;
         let (uuid, name) = (store.uuid, store.name.clone());
         let (cluster_bytes, opening) = (store.cluster_size, Uuid::new_v4());
-        let ready = ReadyDisk { plane, store: uuid, store_name: name, cluster_bytes, block_bytes, opening };
+        let (volatile, remote) = self.cache().await;
+        let ready =
+            ReadyDisk { plane, store: uuid, store_name: name, cluster_bytes, block_bytes, opening, volatile, remote };
         self.state = DiskState::Ready(Arc::new(ready));
         self.table.set_state(self.name(), self.state.clone());
         self.measure().await;
+    }
+
+    /// Whether the disk has a volatile cache, and is at another machine.
+    async fn cache(&self) -> (bool, bool) {
+        match self.record.wish.place.clone() {
+            // The file system keeps what it knows of a file in memory too.
+            Place::File { .. } => (true, false),
+            Place::Block { path } => {
+                let read = blocking(move || Ok::<_, AgentError>(probe::has_cache(&path))).await;
+                (read.and_then(|read| read).unwrap_or(true), false)
+            }
+            Place::Nvme { .. } => (true, true),
+        }
     }
 
     fn away(&mut self, away: Away) {

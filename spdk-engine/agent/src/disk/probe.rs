@@ -332,6 +332,19 @@ fn block_identity(sys: &Path, device: u64) -> String {
     partition().or_else(whole).unwrap_or_default()
 }
 
+/// Whether a block device has a cache that loses what is not flushed when power does; yes, unless the system says no.
+pub fn has_cache(path: &Path) -> bool {
+    fs::metadata(path).map_or(true, |meta| has_block_cache(Path::new("/sys/dev/block"), meta.rdev()))
+}
+
+fn has_block_cache(sys: &Path, device: u64) -> bool {
+    let folder = sys.join(format!("{}:{}", nix::sys::stat::major(device), nix::sys::stat::minor(device)));
+    // A partition has its disk's queue.
+    let said =
+        ["queue/write_cache", "../queue/write_cache"].iter().find_map(|at| fs::read_to_string(folder.join(at)).ok());
+    said.is_none_or(|said| said.trim() != "write through")
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -449,6 +462,20 @@ mod tests {
         drop(held);
         hold(&path).unwrap();
         assert!(matches!(hold(&dir.path().join("none")), Err(ProbeError::Missing(_))));
+    }
+
+    #[test]
+    fn rule_01_only_a_device_that_writes_through_has_no_volatile_cache() {
+        let sys = tempfile::tempdir().unwrap();
+        let (disk, part) = (nix::sys::stat::makedev(8, 0), nix::sys::stat::makedev(8, 1));
+        assert!(has_block_cache(sys.path(), disk), "nobody knows");
+        fs::create_dir_all(sys.path().join("8:0/queue")).unwrap();
+        fs::create_dir_all(sys.path().join("8:0/sda1")).unwrap();
+        std::os::unix::fs::symlink(sys.path().join("8:0/sda1"), sys.path().join("8:1")).unwrap();
+        for (said, volatile) in [("write back\n", true), ("write through\n", false)] {
+            fs::write(sys.path().join("8:0/queue/write_cache"), said).unwrap();
+            assert_eq!((has_block_cache(sys.path(), disk), has_block_cache(sys.path(), part)), (volatile, volatile));
+        }
     }
 
     #[test]

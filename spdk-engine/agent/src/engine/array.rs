@@ -279,6 +279,7 @@ impl State {
                 state: if joiner { "rebuilding" } else { "in_sync" }.to_owned(),
                 copied_blocks: copied,
                 total_blocks: if joiner { num_blocks } else { 0 },
+                instance: String::new(),
             })
         };
         let members = self.config.in_sync.iter().filter_map(|replica| leg(replica, false));
@@ -293,6 +294,7 @@ impl State {
             pending_swap: self.pending.clone(),
             frozen: false,
             equalising: false,
+            hosts_must_detach: false,
         }
     }
 }

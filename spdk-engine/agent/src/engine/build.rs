@@ -197,7 +197,7 @@ pub(super) async fn export(
     if found.namespaces.is_empty() {
         client.nvmf_subsystem_add_ns(&nqn, 1, &mirror_name(&wish.volume), wish.uuid).await?;
     }
-    set_hosts(client, &nqn, &found.hosts(), &wish.allowed_hosts).await?;
+    set_hosts(client, &nqn, &found.hosts(), &wish.admitted_hosts()).await?;
     let listener = Listener::tcp(address);
     if found.listens(&listener) {
         // What a closing that failed has left.

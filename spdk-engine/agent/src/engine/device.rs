@@ -105,6 +105,22 @@ impl Device {
         }
     }
 
+    /// What the next session of a leg will find (rule 1). An array loses legs for good.
+    pub(super) async fn set_instance(&self, replica: &str, instance: &str) -> Result<(), RpcError> {
+        match self {
+            Self::Mirror { client, name } => client.addax_mirror_set_instance(name, replica, instance).await,
+            Self::Raid(_) => Ok(()),
+        }
+    }
+
+    /// No host is left that was attached before (rule 1).
+    pub(super) async fn hosts_detached(&self) -> Result<(), RpcError> {
+        match self {
+            Self::Mirror { client, name } => client.addax_mirror_hosts_detached(name).await,
+            Self::Raid(_) => Ok(()),
+        }
+    }
+
     pub(super) async fn remove_leg(&self, replica: &str, deadline: Duration) -> Result<(), RpcError> {
         match self {
             Self::Mirror { client, name } => client.addax_mirror_remove_leg(name, replica, deadline).await,

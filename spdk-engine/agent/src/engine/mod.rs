@@ -26,7 +26,7 @@ mod swaps;
 
 pub use peers::Peers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,6 +40,7 @@ use tokio_util::sync::CancellationToken;
 use crate::arbiter::Arbiter;
 use crate::error::{AgentError, blocking};
 use crate::hub::{Hub, Key};
+use crate::machine::Machine;
 use crate::state::slots::SlotsError;
 use crate::state::{EngineStore, EngineWish, MemberWish};
 use crate::supervise::PlaneStatus;
@@ -70,6 +71,8 @@ pub struct EngineContext {
     pub arbiter: Arc<dyn Arbiter>,
     /// The agents of replicas.
     pub peers: Peers,
+    /// This machine.
+    pub machine: Machine,
     /// Ends the owners.
     pub shutdown: CancellationToken,
 }
@@ -333,6 +336,8 @@ fn parse_wish(request: pb::StartEngineRequest) -> Result<EngineWish, AgentError>
         members,
         allowed_hosts: request.allowed_hosts,
         instances: Vec::new(),
+        served: None,
+        must_detach: BTreeSet::new(),
     })
 }
 

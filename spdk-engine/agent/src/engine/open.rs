@@ -8,6 +8,8 @@
 //!   the data plane leaves `S` as one that cannot be promoted.
 //! - A replica has a meta area when the data plane that will run the mirror sees one, over the session of this epoch. A
 //!   data plane without mirrors keeps no bits, so it is told of none: what it leaves, the next one does not trust.
+//! - Engines are called dead (rule 16) only by what this agent saw itself: the one that served here last has ended, or is
+//!   swept away before anything else, and attempts since were raised on top of that one alone.
 //! - An attempt that fails before there is a mirror says what it raised in vain, so that the next one trusts the bits of
 //!   the last engine that served. From the moment at which a mirror may be made, nothing is said any more.
 //! - The instance is durable before the arbiter hears of it (the caller's duty).
@@ -21,6 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use addax_proto::engine_v1 as pb;
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use mirror_core::{
@@ -53,19 +56,41 @@ pub(super) struct Attempt {
     pub(super) signals: Arc<Signals>,
     /// What the last attempts raised in vain; this one replaces it.
     pub(super) in_vain: InVain,
+    /// The engine that served here last, when it is known to have ended, or runs in `plane` and is swept away first.
+    pub(super) ended: Option<String>,
 }
 
-/// What attempts raised in vain, kept between them.
+/// What attempts left behind, kept between them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct InVain(Arc<Mutex<Option<RaisedInVain>>>);
+pub(super) struct InVain(Arc<Mutex<Vain>>);
+
+#[derive(Clone, Debug, Default)]
+struct Vain {
+    raised: Option<RaisedInVain>,
+    /// Instances that never served, and that followed engines which have all ended: so all before them have.
+    dead: BTreeSet<EngineInstance>,
+}
 
 impl InVain {
-    fn get(&self) -> Option<RaisedInVain> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn get(&self) -> Vain {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, in_vain: Option<RaisedInVain>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = in_vain;
+    /// Takes what an opener says after each step; `None` when a mirror may follow, and write.
+    fn note(&self, instance: &EngineInstance, opener: Option<&Opener>) {
+        let mut vain = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match opener {
+            Some(opener) if opener.raised_in_vain().is_none() => {}
+            Some(opener) => {
+                vain.raised = opener.raised_in_vain();
+                if opener.follows_dead() {
+                    vain.dead.insert(instance.clone());
+                } else {
+                    vain.dead.remove(instance);
+                }
+            }
+            None => *vain = Vain::default(),
+        }
     }
 }
 
@@ -78,6 +103,8 @@ pub(super) struct Opened {
     pub(super) config: Config,
     /// Data-plane instance of each replica when it was promoted.
     pub(super) planes: BTreeMap<String, String>,
+    /// No member is certain to hold every acknowledged write (rule 1).
+    pub(super) hosts_must_detach: bool,
     /// Whether its closing has begun.
     pub(super) closing: bool,
 }
@@ -111,13 +138,22 @@ impl Attempt {
     }
 }
 
-/// Opens a volume. `raised` is told the epoch once it is this engine's.
-pub(super) async fn open(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<Opened, OpenFailure> {
+/// How far an attempt has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The epoch, once it is this engine's.
+    pub(super) raised: u64,
+    /// It waits until the lease of an older engine is over (rule 16).
+    pub(super) waits_for_lease: bool,
+}
+
+/// Opens a volume.
+pub(super) async fn open(attempt: &Attempt, progress: &watch::Sender<Progress>) -> Result<Opened, OpenFailure> {
     let volume = attempt.volume();
     let client = &attempt.plane.client;
     build::sweep(&attempt.plane, &volume).await.map_err(AgentError::from)?;
     let steps = async {
-        let (params, known) = run(attempt, raised).await?;
+        let (params, known) = run(attempt, progress).await?;
         create(attempt, &params, &known).await.map_err(OpenFailure::from)
     };
     let opened = tokio::select! {
@@ -136,7 +172,7 @@ pub(super) async fn open(attempt: &Attempt, raised: &watch::Sender<u64>) -> Resu
 
 struct Run<'a> {
     attempt: &'a Attempt,
-    raised: &'a watch::Sender<u64>,
+    progress: &'a watch::Sender<Progress>,
     known: Arc<Mutex<Known>>,
     config: Option<Config>,
     legs: BTreeMap<LegId, ReplicaId>,
@@ -145,11 +181,13 @@ struct Run<'a> {
     done: Option<Result<OpenParams, OpenError>>,
 }
 
-async fn run(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<(OpenParams, Known), OpenFailure> {
-    let mut opener = Opener::new(opener_params(attempt)?);
+async fn run(attempt: &Attempt, progress: &watch::Sender<Progress>) -> Result<(OpenParams, Known), OpenFailure> {
+    let params = opener_params(attempt)?;
+    let instance = params.engine_instance.clone();
+    let mut opener = Opener::new(params);
     let mut run = Run {
         attempt,
-        raised,
+        progress,
         known: Arc::default(),
         config: None,
         legs: BTreeMap::new(),
@@ -165,9 +203,7 @@ async fn run(attempt: &Attempt, raised: &watch::Sender<u64>) -> Result<(OpenPara
         opener.apply(now, input, &mut actions);
         // A mirror may follow, and write: then this epoch was not in vain.
         let is_ready = actions.iter().any(|action| matches!(action, OpenAction::Ready(_)));
-        if is_ready || opener.raised_in_vain().is_some() {
-            attempt.in_vain.set(opener.raised_in_vain().filter(|_| !is_ready));
-        }
+        attempt.in_vain.note(&instance, Some(&opener).filter(|_| !is_ready));
         for action in actions {
             run.act(action);
         }
@@ -187,14 +223,19 @@ fn opener_params(attempt: &Attempt) -> Result<OpenerParams, OpenFailure> {
     let wish = attempt.wish.borrow();
     let local = wish.members.keys().filter(|replica| attempt.peers.is_local(replica));
     let local = local.map(|replica| ReplicaId::new(replica)).collect::<Result<_, _>>().map_err(OpenError::from)?;
+    let Vain { raised: in_vain, dead } = attempt.in_vain.get();
+    let served = attempt.ended.as_ref().map(|instance| EngineInstance::new(instance)).transpose();
+    let served = served.map_err(OpenError::from)?;
+    // Attempts follow the engine that served; what is known of them is worth nothing without it.
+    let dead_engines = if served.is_some() { dead.into_iter().chain(served).collect() } else { BTreeSet::new() };
     Ok(OpenerParams {
         volume: VolumeId::new(&wish.volume).map_err(OpenError::from)?,
         block_size: block_size(),
         engine_instance: EngineInstance::new(&attempt.instance).map_err(OpenError::from)?,
         lineage: None,
         local,
-        old_engine_dead: false,
-        in_vain: attempt.in_vain.get(),
+        dead_engines,
+        in_vain,
         options: Options::default(),
         waits: mirror_core::OpenWaits::default(),
     })
@@ -267,9 +308,12 @@ impl<'a> Run<'a> {
 
     fn tell(&self, event: &OpenEvent) {
         tracing::info!(volume = %self.attempt.volume(), ?event, "opening");
-        if let OpenEvent::EpochRaised { epoch, .. } = event {
-            self.raised.send_replace(epoch.0);
-        }
+        self.progress.send_modify(|progress| match event {
+            OpenEvent::EpochRaised { epoch, .. } => progress.raised = epoch.0,
+            OpenEvent::LeaseWait { .. } => progress.waits_for_lease = true,
+            OpenEvent::Decided { .. } => progress.waits_for_lease = false,
+            _ => {}
+        });
     }
 }
 
@@ -291,8 +335,10 @@ async fn promote_and_attach(
         epoch: identity.epoch,
         instance: identity.instance.clone(),
         lineage: identity.lineage.clone(),
+        expected: None,
     };
     let promoted = attempt.peers.promote(&member, promotion).await?;
+    let (volatile, instance) = (promoted.volatile, power_instance(&promoted));
     let plane = promoted.data_plane_instance;
     let attached = build::attach(&attempt.plane, identity, &member, &plane).await;
     let has_meta = attached.map_err(|error| {
@@ -300,7 +346,12 @@ async fn promote_and_attach(
         PromoteError::Unreachable
     })?;
     lock(known).planes.insert(replica.to_owned(), plane);
-    Ok(ReplicaFacts { meta: has_meta && attempt.plane.has_mirror(), ..ReplicaFacts::default() })
+    Ok(ReplicaFacts { meta: has_meta && attempt.plane.has_mirror(), volatile, instance })
+}
+
+/// What a mirror is told as the instance of a replica: nothing, when its disk loses nothing with power (rule 1).
+pub(super) fn power_instance(replica: &pb::Replica) -> String {
+    if replica.volatile { replica.instance.clone() } else { String::new() }
 }
 
 /// Refuses a member of `S` that was never promoted while another one was; see the module's invariants.
@@ -348,6 +399,8 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         bdev_name: build::leg_bdev(&identity, leg.replica.as_str()),
         meta_bdev_name: leg.meta.then(|| build::meta_bdev(&identity, leg.replica.as_str())),
         local: leg.local,
+        instance: leg.instance.clone(),
+        changed: leg.changed,
     };
     let replica_of = |id| params.legs.iter().find(|leg| leg.leg == id).map(|leg| leg.replica.as_str().to_owned());
     let mut mirror = MirrorParams {
@@ -360,6 +413,8 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         legs: params.legs.iter().map(leg).collect(),
         equalise_from: params.equalise_from.and_then(replica_of),
         inherited: params.meta.as_ref().map(|meta| meta.inherited.clone()),
+        flushed: params.flushed,
+        hosts_must_detach: params.hosts_must_detach,
     };
     if !attempt.plane.has_mirror()
         && let Some(source) = mirror.equalise_from.take()
@@ -380,6 +435,7 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         identity: identity.clone(),
         config,
         planes: known.planes.clone(),
+        hosts_must_detach: params.hosts_must_detach,
         closing: false,
     })
 }

@@ -15,6 +15,9 @@
 //! - While `Open`, a task of its own serves swaps, so that no call to this owner delays an acknowledgement.
 //! - Hosts are told to keep their commands before a mirror is closed. One that is closing is exported no more, also when the call to close it has failed meanwhile. Once it is closed it
 //!   is done with: if nobody asks to stop the engine again, the volume is opened anew.
+//! - Hosts that may hold acknowledged writes which no copy has are not let in until they were not wanted for once: a manager
+//!   has seen them detach (rule 1).
+//! - Before a lost leg's replica is promoted again, the mirror knows what that replica may have lost (rule 1).
 //! - A leg that the mirror let go is detached, so that nothing of it reconnects.
 //!
 //! *When things fail.* A lost leg whose data plane was restarted is promoted again in the same epoch, so that it can come
@@ -37,7 +40,7 @@ use uuid::Uuid;
 
 use super::build::{self, Identity};
 use super::device::Device;
-use super::open::{Attempt, InVain, OpenFailure, Opened, open};
+use super::open::{Attempt, InVain, OpenFailure, Opened, Progress, open, power_instance};
 use super::swaps::SwapServer;
 use super::{EngineContext, Signals, Wishes};
 use crate::arbiter::{config_to_mirror, mirror_to_config};
@@ -45,7 +48,8 @@ use crate::error::AgentError;
 use crate::hub::Key;
 use crate::replica::Promotion;
 use crate::rpc::{LegParams, MirrorConfig, MirrorLeg, MirrorState};
-use crate::state::{BLOCK_SIZE, EngineWish, MemberWish};
+use crate::state::{BLOCK_SIZE, EngineWish, MemberWish, Served};
+use crate::supervise::process::ProcessId;
 use crate::supervise::{Plane, PlaneStatus};
 
 /// Deadline of closing a mirror: drain, flush, and the closing swap.
@@ -60,6 +64,8 @@ const MEND: Duration = Duration::from_millis(250);
 const MEND_MAX: Duration = Duration::from_secs(5);
 
 const FROZEN: &str = "writes wait: the in-sync set may not shrink further";
+const LEASE_WAIT: &str =
+    "a replica cannot be reached: waits until an older engine can answer no reads from it any more";
 const EQUALISING: &str = "the members are made equal after an unclean stop; hosts are served after that";
 
 type Reply<T> = oneshot::Sender<Result<T, AgentError>>;
@@ -88,7 +94,7 @@ enum Phase {
 
 struct Opening {
     task: JoinHandle<Result<Opened, OpenFailure>>,
-    raised: watch::Receiver<u64>,
+    progress: watch::Receiver<Progress>,
 }
 
 struct Open {
@@ -101,6 +107,8 @@ struct Open {
     planes: BTreeMap<String, String>,
     frozen: bool,
     equalising: bool,
+    /// The mirror waits for hosts to detach.
+    hosts_must_detach: bool,
     /// Why the frontend is not there yet.
     unexported: Option<String>,
     /// Its closing has begun: no host may write any more.
@@ -127,6 +135,8 @@ pub(super) struct Owner {
     in_vain: InVain,
     /// The last opening found a replica that knows more than the record (rule 21).
     record_old: bool,
+    /// The process in which `wish.served` ran, if this agent has seen it run.
+    served_by: Option<ProcessId>,
     mend_at: Option<Instant>,
     mend_pause: Duration,
     stopping: bool,
@@ -141,6 +151,8 @@ enum Wake {
     Plane(bool),
     Changes,
     Opened(Result<Opened, OpenFailure>),
+    /// An opening has come further, which is to be told.
+    Progress,
     Timer,
     Shutdown,
 }
@@ -163,6 +175,7 @@ impl Owner {
             pause: PAUSE_MIN,
             in_vain: InVain::default(),
             record_old: false,
+            served_by: None,
             mend_at: None,
             mend_pause: MEND,
             stopping: false,
@@ -194,7 +207,7 @@ impl Owner {
                 Wake::Plane(true) => self.plane_changed(),
                 Wake::Changes => self.look(false).await,
                 Wake::Opened(result) => self.opened(result).await,
-                Wake::Timer => {}
+                Wake::Progress | Wake::Timer => {}
             }
             self.advance().await;
         }
@@ -208,12 +221,15 @@ impl Owner {
             _ => None,
         };
         let opening = async {
-            match &mut self.phase {
-                Phase::Opening(opening) => match (&mut opening.task).await {
-                    Ok(result) => result,
-                    Err(error) => Err(AgentError::Internal(format!("opening ended: {error}")).into()),
-                },
-                _ => std::future::pending().await,
+            let Phase::Opening(Opening { task, progress }) = &mut self.phase else {
+                return std::future::pending().await;
+            };
+            tokio::select! {
+                biased;
+                ended = task => Wake::Opened(ended.unwrap_or_else(|error| {
+                    Err(AgentError::Internal(format!("opening ended: {error}")).into())
+                })),
+                Ok(()) = progress.changed() => Wake::Progress,
             }
         };
         let sleep = async {
@@ -227,7 +243,7 @@ impl Owner {
             command = commands.recv() => Wake::Command(command),
             changed = plane.changed() => Wake::Plane(changed.is_ok()),
             () = self.signals.changes.notified() => Wake::Changes,
-            result = opening => Wake::Opened(result),
+            wake = opening => wake,
             () = sleep => Wake::Timer,
         }
     }
@@ -319,8 +335,10 @@ impl Owner {
         if let Err(error) = self.wishes.put(&self.wish).await {
             return self.wait_again(error.to_string());
         }
+        let ended = self.ended_engine(&plane);
         let attempt = Attempt {
             plane,
+            ended,
             arbiter: self.context.arbiter.clone(),
             peers: self.context.peers.clone(),
             wish: self.published.subscribe(),
@@ -328,9 +346,59 @@ impl Owner {
             signals: self.signals.clone(),
             in_vain: self.in_vain.clone(),
         };
-        let (raise, raised) = watch::channel(0);
-        let task = tokio::spawn(async move { open(&attempt, &raise).await });
-        self.phase = Phase::Opening(Opening { task, raised });
+        let (tell, progress) = watch::channel(Progress::default());
+        let task = tokio::spawn(async move { open(&attempt, &tell).await });
+        self.phase = Phase::Opening(Opening { task, progress });
+    }
+
+    /// The engine that served here last, when it can answer nothing any more: its machine was started again since, its
+    /// process has ended, or is the one that the next engine comes into, where it is swept away first.
+    fn ended_engine(&self, plane: &Plane) -> Option<String> {
+        let served = self.wish.served.as_ref()?;
+        let process_ended = self.served_by.is_some_and(|by| by == plane.process || !by.is_alive());
+        let restarted = self.context.machine.has_restarted_since(&served.machine, &served.boot);
+        (process_ended || restarted).then(|| served.instance.clone())
+    }
+
+    /// From now on this engine serves.
+    async fn note_served(&mut self, opened: &Opened) {
+        let process = opened.plane.process;
+        self.served_by = Some(process).filter(ProcessId::is_alive);
+        let (instance, machine) = (opened.identity.instance.clone(), &self.context.machine);
+        let served = Served { instance, machine: machine.identity().to_owned(), boot: machine.boot().to_owned() };
+        let mut wish = EngineWish { served: Some(served), ..self.wish.clone() };
+        // Taken over with a mirror that runs, what is known of its hosts goes on.
+        let goes_on = self.wish.served == wish.served && !wish.must_detach.is_empty();
+        match (opened.hosts_must_detach, goes_on) {
+            (true, true) => {}
+            (true, false) => wish.must_detach = wish.allowed_hosts.iter().cloned().collect(),
+            (false, _) => wish.must_detach.clear(),
+        }
+        if !wish.must_detach.is_empty() {
+            tracing::error!(volume = %wish.volume, hosts = ?wish.must_detach,
+                "all copies may lack acknowledged writes: these hosts are refused until they have detached");
+        }
+        self.wish = wish;
+        self.published.send_replace(self.wish.clone());
+        if let Err(error) = self.wishes.put(&self.wish).await {
+            // If the agent ends now, the next one refuses all hosts, or waits for a lease that is over.
+            tracing::error!(volume = %self.wish.volume, %error, "cannot keep that the engine serves");
+        }
+    }
+
+    /// Tells the mirror once no host is left that was attached before it was made.
+    async fn settle_hosts(&mut self) {
+        let Phase::Open(open) = &mut self.phase else { return };
+        if !open.hosts_must_detach || !self.wish.must_detach.is_empty() {
+            return;
+        }
+        match open.device.hosts_detached().await {
+            Ok(()) => open.hosts_must_detach = false,
+            Err(error) => {
+                tracing::warn!(volume = %self.wish.volume, %error, "cannot tell the mirror that all hosts have detached");
+                self.mend_soon();
+            }
+        }
     }
 
     async fn is_record_ours(&self) -> Result<bool, RecordError> {
@@ -351,14 +419,15 @@ impl Owner {
         };
         tracing::info!(volume = %self.wish.volume, epoch = identity.epoch, "adopting a mirror that runs");
         self.asked = false;
-        let closing = mirror.state == "closing";
-        self.hold(Opened { plane: plane.clone(), device, identity, config, planes: BTreeMap::new(), closing }).await;
+        let (closing, hosts_must_detach) = (mirror.state == "closing", mirror.hosts_must_detach);
+        let (plane, planes) = (plane.clone(), BTreeMap::new());
+        self.hold(Opened { plane, device, identity, config, planes, hosts_must_detach, closing }).await;
         Ok(true)
     }
 
     async fn opened(&mut self, result: Result<Opened, OpenFailure>) {
         if let Phase::Opening(opening) = &self.phase
-            && *opening.raised.borrow() > 0
+            && opening.progress.borrow().raised > 0
         {
             self.asked = false;
         }
@@ -383,6 +452,7 @@ impl Owner {
 
     /// From now on the mirror is ours to serve.
     async fn hold(&mut self, opened: Opened) {
+        self.note_served(&opened).await;
         let stop_swaps = self.context.shutdown.child_token();
         let server = SwapServer {
             client: opened.plane.client.clone(),
@@ -404,11 +474,13 @@ impl Owner {
             planes: opened.planes,
             frozen: false,
             equalising: false,
+            hosts_must_detach: opened.hosts_must_detach,
             unexported: Some("not exported yet".to_owned()),
             closing: opened.closing,
             stop_swaps,
         }));
         self.export().await;
+        self.settle_hosts().await;
         self.signals.stale();
     }
 
@@ -455,6 +527,7 @@ impl Owner {
         open.config = mirror.config;
         open.legs = mirror.legs;
         (open.frozen, open.equalising) = (mirror.frozen, mirror.equalising);
+        open.hosts_must_detach = mirror.hosts_must_detach;
         match mirror.state.as_str() {
             "stopped" => return self.end("the mirror stopped: the record or a replica refuses this engine").await,
             "closed" => return self.end("the mirror was closed, but the engine was not stopped").await,
@@ -490,7 +563,8 @@ impl Owner {
 
     fn needs_mending(&self) -> bool {
         let Phase::Open(open) = &self.phase else { return false };
-        open.unexported.is_some() || !self.lost_legs().is_empty() || !self.orphans().is_empty()
+        let undetached = open.hosts_must_detach && self.wish.must_detach.is_empty();
+        open.unexported.is_some() || undetached || !self.lost_legs().is_empty() || !self.orphans().is_empty()
     }
 
     fn lost_legs(&self) -> Vec<MemberWish> {
@@ -524,6 +598,7 @@ impl Owner {
         if matches!(&self.phase, Phase::Open(open) if open.unexported.is_some()) {
             self.export().await;
         }
+        self.settle_hosts().await;
         for member in self.lost_legs() {
             self.revive(&member).await;
         }
@@ -544,12 +619,14 @@ impl Owner {
             epoch: identity.epoch,
             instance: identity.instance.clone(),
             lineage: identity.lineage.clone(),
+            expected: None,
         }
     }
 
     /// A lost leg's data plane may have been restarted: then nobody is on its allow-list until a promote. While it is
     /// the same process, the connection comes back by itself and a promote would only end it again. A stock one gets
-    /// a promote either way, which drains the lost session, and only then a new session.
+    /// a promote either way, which drains the lost session, and only then a new session. Its machine may have lost power
+    /// (rule 1): the mirror hears of that before anybody may connect.
     async fn revive(&mut self, member: &MemberWish) {
         let Phase::Open(open) = &mut self.phase else { return };
         let Ok(Some(found)) = self.context.peers.replica(member).await else { return };
@@ -562,7 +639,13 @@ impl Owner {
         if !running || (same && !stock) {
             return;
         }
-        match self.context.peers.promote(member, Self::promotion(&open.identity)).await {
+        let instance = power_instance(&found);
+        if let Err(error) = open.device.set_instance(&member.replica, &instance).await {
+            tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot tell its instance");
+            return;
+        }
+        let promotion = Promotion { expected: Some(found.instance), ..Self::promotion(&open.identity) };
+        match self.context.peers.promote(member, promotion).await {
             Ok(promoted) => {
                 open.planes.insert(member.replica.clone(), promoted.data_plane_instance);
             }
@@ -607,6 +690,7 @@ impl Owner {
             AgentError::Unavailable(format!("replica '{}' cannot be promoted: {error}", member.replica))
         })?;
         let client = &open.plane.client;
+        let power = power_instance(&promoted);
         let instance = promoted.data_plane_instance;
         let has_meta = build::attach(&open.plane, &open.identity, member, &instance).await?;
         let leg = LegParams {
@@ -614,6 +698,8 @@ impl Owner {
             bdev_name: build::leg_bdev(&open.identity, &member.replica),
             meta_bdev_name: has_meta.then(|| build::meta_bdev(&open.identity, &member.replica)),
             local: self.context.peers.is_local(&member.replica),
+            instance: power,
+            changed: false,
         };
         if let Err(error) = open.device.add_leg(&leg).await {
             build::detach(client, &open.identity, &member.replica).await?;
@@ -661,7 +747,9 @@ impl Owner {
             let text = format!("volume '{}' has the UUID {}, not {}", asked.volume, self.wish.uuid, asked.uuid);
             return Err(AgentError::Exists(text));
         }
-        let mut wish = EngineWish { instances: self.wish.instances.clone(), ..asked };
+        let EngineWish { instances, served, must_detach, .. } = self.wish.clone();
+        let mut wish = EngineWish { instances, served, must_detach, ..asked };
+        wish.forget_detached();
         // A replica that still has a leg or a place in the record stays known even if the manager leaves it out.
         if let Phase::Open(open) = &self.phase {
             for replica in open.legs.iter().map(|leg| &leg.replica) {
@@ -682,21 +770,28 @@ impl Owner {
                 *until = Instant::now();
             }
             Phase::Opening(_) => {}
-            Phase::Open(_) if hosts_changed => self.allow_hosts().await?,
+            Phase::Open(_) if hosts_changed => {
+                self.allow_hosts().await?;
+                self.settle_hosts().await;
+            }
             Phase::Open(_) => {}
         }
         Ok(())
     }
 
     async fn set_hosts(&mut self, hosts: Vec<String>) -> Result<(), AgentError> {
-        self.keep(EngineWish { allowed_hosts: hosts, ..self.wish.clone() }).await?;
-        self.allow_hosts().await
+        let mut wish = EngineWish { allowed_hosts: hosts, ..self.wish.clone() };
+        wish.forget_detached();
+        self.keep(wish).await?;
+        self.allow_hosts().await?;
+        self.settle_hosts().await;
+        Ok(())
     }
 
     async fn allow_hosts(&self) -> Result<(), AgentError> {
         match &self.phase {
             Phase::Open(open) => {
-                build::allow_only(&open.plane.client, &self.wish.volume, &self.wish.allowed_hosts).await
+                build::allow_only(&open.plane.client, &self.wish.volume, &self.wish.admitted_hosts()).await
             }
             // The export will have them.
             _ => Ok(()),
@@ -819,7 +914,7 @@ impl Owner {
     fn epoch(&self) -> u64 {
         match &self.phase {
             Phase::Open(open) => open.identity.epoch,
-            Phase::Opening(opening) => *opening.raised.borrow(),
+            Phase::Opening(opening) => opening.progress.borrow().raised,
             _ => 0,
         }
     }
@@ -832,9 +927,13 @@ impl Owner {
         let (state, message) = match &self.phase {
             _ if self.stopping => (pb::State::Stopping, String::new()),
             Phase::Waiting { reason, .. } => (pb::State::Starting, reason.clone()),
+            Phase::Opening(opening) if opening.progress.borrow().waits_for_lease => {
+                (pb::State::Starting, LEASE_WAIT.to_owned())
+            }
             Phase::Opening(_) => (pb::State::Starting, "opening".to_owned()),
             Phase::Open(open) => match &open.unexported {
                 None if open.frozen => (pb::State::Running, FROZEN.to_owned()),
+                None if !self.wish.must_detach.is_empty() => (pb::State::Running, must_detach(&self.wish)),
                 None if open.equalising => (pb::State::Running, EQUALISING.to_owned()),
                 None => (pb::State::Running, String::new()),
                 Some(reason) => (pb::State::Starting, reason.clone()),
@@ -870,6 +969,16 @@ impl Owner {
         let names: BTreeSet<&String> = named.chain(self.wish.members.keys()).collect();
         names.into_iter().map(|replica| describe_replica(open, replica)).collect()
     }
+}
+
+/// For people: who is refused, and why (rule 1).
+fn must_detach(wish: &EngineWish) -> String {
+    let hosts: Vec<&str> = wish.must_detach.iter().map(String::as_str).collect();
+    format!(
+        "all copies lost power with writes that were acknowledged and not flushed; hosts that were attached then may \
+         remember them, and are refused until they have been detached: {}",
+        hosts.join(", ")
+    )
 }
 
 fn is_named(config: &MirrorConfig, replica: &str) -> bool {

@@ -61,6 +61,7 @@ impl Peers {
             epoch: promotion.epoch,
             engine_instance: promotion.instance,
             lineage: promotion.lineage,
+            expected_instance: promotion.expected,
         };
         let mut client = self.client(&member.agent)?;
         let call = tokio::time::timeout(CALL_DEADLINE, client.promote_replica(request));

@@ -259,6 +259,8 @@ impl Work<'_> {
             (Some(raised), Recovery::Ask(AskReason::NoData)) if self.is_ahead(raised, &found, &reports) => {
                 (keep(raised), "the record stays: no copy that was read contradicts it".to_owned())
             }
+            // Somebody has promoted a replica beyond the fence meanwhile.
+            (_, Recovery::Raise(config)) => (*config, "the record is right: no copy knows more".to_owned()),
             (_, Recovery::Keep) => return Err(AgentError::Internal("kept a record that is not there".to_owned())),
             (_, Recovery::Rebuild(config)) => {
                 let message = format!(
@@ -332,7 +334,8 @@ impl Work<'_> {
                 Some(Report::Knows(knows)) => knows,
                 _ => return false,
             };
-            knows.closed_clean && knows.config_number == record.config_number && knows.lineage == record.lineage
+            let knows = &knows.record;
+            knows.clean && knows.config_number == record.config_number && knows.lineage == record.lineage
         };
         record.clean && record.in_sync.iter().all(says_so)
     }
@@ -369,7 +372,7 @@ impl Work<'_> {
         let superblock = self.fence_and_read(replica, epoch).await?;
         let superblock = superblock.ok_or_else(|| "it has no superblock".to_owned())?;
         let present = self.history.record.as_ref().map(|record| record.lineage.as_str());
-        let found = superblock.lineage.as_str();
+        let found = superblock.record.lineage.as_str();
         let is_over = |account: &RecoveryAccount| account.from.as_ref().is_some_and(|from| from.lineage == found);
         if present.is_some_and(|present| present != found) && self.history.accounts.iter().any(is_over) {
             return Ok(Report::Empty);
@@ -465,6 +468,7 @@ impl Work<'_> {
                 epoch: identity.epoch,
                 instance: identity.instance.clone(),
                 lineage: identity.lineage.clone(),
+                expected: None,
             };
             left -= 1;
             match self.context.peers.promote(member, promotion).await {
@@ -527,12 +531,12 @@ fn newest_known(reports: &BTreeMap<ReplicaId, Report>) -> Option<RecordSummary> 
         Report::Unread | Report::Empty => None,
     });
     let names = |set: &BTreeSet<ReplicaId>| set.iter().map(|replica| replica.as_str().to_owned()).collect();
-    known.max_by_key(|knows| knows.config_number).map(|knows| RecordSummary {
-        lineage: knows.lineage.as_str().to_owned(),
+    known.max_by_key(|knows| knows.record.config_number).map(|knows| RecordSummary {
+        lineage: knows.record.lineage.as_str().to_owned(),
         epoch: knows.promoted.0,
-        config_number: knows.config_number.0,
-        in_sync: names(&knows.in_sync),
-        rebuilding: names(&knows.rebuilding),
+        config_number: knows.record.config_number.0,
+        in_sync: names(&knows.record.in_sync),
+        rebuilding: names(&knows.record.rebuilding),
     })
 }
 
@@ -554,7 +558,7 @@ fn names(replicas: &BTreeSet<ReplicaId>) -> String {
 
 fn told_by_force(chosen: &ReplicaId, record: &Config, knows: Option<&Superblock>, forced: &Forced) -> String {
     let knew = match knows {
-        Some(s) => format!("it knew configuration {} of lineage {}", s.config_number, s.lineage),
+        Some(s) => format!("it knew configuration {} of lineage {}", s.record.config_number, s.record.lineage),
         None => "it has no superblock".to_owned(),
     };
     let loss = match forced.lossless {
@@ -580,7 +584,8 @@ fn ask_text(reason: &AskReason, reports: &BTreeMap<ReplicaId, Report>) -> String
         Report::Unread => format!("{replica} was not read"),
         Report::Empty => format!("{replica} counts as empty"),
         Report::Knows(knows) => {
-            format!("{replica} knows configuration {} of lineage {}", knows.config_number, knows.lineage)
+            let record = &knows.record;
+            format!("{replica} knows configuration {} of lineage {}", record.config_number, record.lineage)
         }
     });
     let knows: Vec<String> = knows.collect();

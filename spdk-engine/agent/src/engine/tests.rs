@@ -25,8 +25,10 @@ struct Node {
     status: watch::Sender<PlaneStatus>,
     services: Services,
     agent: String,
+    server: tokio::task::JoinHandle<()>,
     data: SocketAddr,
     fabric: Fabric,
+    machine: Machine,
     shutdown: CancellationToken,
 }
 
@@ -43,17 +45,10 @@ impl Node {
         plane.listen_at(&data.ip().to_string(), data.port());
         let (status, receiver) = watch::channel(up(&plane).await);
         let shutdown = CancellationToken::new();
-        let services = parts(dir.path(), data, receiver, arbiter, &shutdown).await;
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let agent = listener.local_addr().unwrap().to_string();
-        let served = services.clone();
-        let incoming = tonic::transport::server::TcpIncoming::from(listener);
-        tokio::spawn(
-            tonic::transport::Server::builder()
-                .add_service(pb::replicas_server::ReplicasServer::new(served))
-                .serve_with_incoming(incoming),
-        );
-        Self { dir, plane, status, services, agent, data, fabric: fabric.clone(), shutdown }
+        let machine = Machine::named(&format!("m{number}"), "b1");
+        let services = parts(dir.path(), data, receiver, (arbiter, &machine), &shutdown).await;
+        let (agent, server) = serve("127.0.0.1:0", &services, &shutdown).await;
+        Self { dir, plane, status, services, agent, server, data, fabric: fabric.clone(), machine, shutdown }
     }
 
     /// The data plane dies and another one is started.
@@ -74,7 +69,37 @@ impl Node {
         self.shutdown.cancel();
         self.shutdown = CancellationToken::new();
         let status = self.status.subscribe();
-        self.services = parts(self.dir.path(), self.data, status, arbiter, &self.shutdown).await;
+        self.services = parts(self.dir.path(), self.data, status, (arbiter, &self.machine), &self.shutdown).await;
+        (&mut self.server).await.unwrap();
+        (self.agent, self.server) = serve(&self.agent, &self.services, &self.shutdown).await;
+    }
+
+    /// The machine loses power: everything on it ends. Nothing is started again yet.
+    fn lose_power(&self) {
+        self.shutdown.cancel();
+        self.kill_plane();
+    }
+
+    /// The machine is started again, in that boot.
+    async fn boot(&mut self, boot: &str, arbiter: &MemoryArbiter) {
+        self.machine = Machine::named(self.machine.identity(), boot);
+        self.plane = FakePlane::serve(self.dir.path(), false, self.fabric.clone());
+        self.plane.listen_at(&self.data.ip().to_string(), self.data.port());
+        self.status.send_replace(up(&self.plane).await);
+        self.restart_agent(arbiter).await;
+        // Its disk is exported again.
+        let wait = async {
+            while self.services.replicas.list().iter().any(|replica| replica.state() != pb::State::Running) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.unwrap();
+    }
+
+    /// Hosts that the volume's subsystem lets in.
+    fn admitted(&self) -> Vec<String> {
+        let state = self.plane.state.lock().unwrap();
+        state.subsystems["nqn.2026-11.io.addax:volume:v"].hosts.iter().cloned().collect()
     }
 
     /// What the last mirror here was made of.
@@ -126,11 +151,27 @@ impl Node {
     }
 }
 
+/// The agent for other agents: its address and the task.
+async fn serve(
+    address: &str,
+    services: &Services,
+    shutdown: &CancellationToken,
+) -> (String, tokio::task::JoinHandle<()>) {
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let agent = listener.local_addr().unwrap().to_string();
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let service = pb::replicas_server::ReplicasServer::new(services.clone());
+    let server = tonic::transport::Server::builder().add_service(service);
+    // Connections end with it, as with an agent that dies.
+    let server = server.serve_with_incoming_shutdown(incoming, shutdown.clone().cancelled_owned());
+    (agent, tokio::spawn(async move { server.await.unwrap() }))
+}
+
 async fn parts(
     dir: &std::path::Path,
     data_address: SocketAddr,
     plane: watch::Receiver<PlaneStatus>,
-    arbiter: &MemoryArbiter,
+    (arbiter, machine): (&MemoryArbiter, &Machine),
     shutdown: &CancellationToken,
 ) -> Services {
     let hub = Hub::default();
@@ -142,6 +183,7 @@ async fn parts(
         plane: plane.clone(),
         hub: hub.clone(),
         data_address,
+        machine: machine.clone(),
         shutdown: shutdown.clone(),
     };
     let replicas = Replicas::open(disks.clone(), context).await.unwrap();
@@ -152,6 +194,7 @@ async fn parts(
         data_address,
         arbiter: Arc::new(arbiter.clone()),
         peers: Peers::new(replicas.clone(), None),
+        machine: machine.clone(),
         shutdown: shutdown.clone(),
     };
     let engines = Engines::open(EngineStore::open(dir).unwrap(), context);
@@ -363,7 +406,169 @@ async fn members_without_a_meta_area_are_copied_from_one_that_has_one() {
     cluster.nodes[0].wait_engine("epoch 2", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
     let record = cluster.arbiter.get("v").unwrap();
     assert_eq!((record.in_sync.len(), record.rebuilding.len()), (1, 2));
-    assert!(record.in_sync.iter().any(|replica| replica.as_str() == "v-r-0"), "the local one is the source");
+    assert!(record.rebuilding.iter().any(|replica| replica.as_str() == "v-r-0"), "its area names no instance (rule 1)");
+}
+
+const HOST: &str = "nqn.2014-08.org.example:host-1";
+
+/// Rule 1: a member whose machine lost power is no source while another one is unchanged. The death of a process alone
+/// loses nothing.
+#[tokio::test]
+async fn rule_01_a_replica_whose_machine_lost_power_is_copied_from_one_that_did_not() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    assert_eq!(cluster.nodes[0].created()["legs"][1]["instance"], "b1");
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes[0].kill_plane();
+    cluster.nodes[1].lose_power();
+    cluster.nodes[1].boot("b2", &arbiter).await;
+    cluster.nodes[0].restart_plane().await;
+    cluster.nodes[0].wait_engine("epoch 2", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
+    let record = arbiter.get("v").unwrap();
+    assert_eq!(in_sync(&arbiter), ["v-r-0"], "{record:?}");
+    assert_eq!(record.rebuilding.len(), 1);
+    let created = cluster.nodes[0].created();
+    assert_eq!((&created["hosts_must_detach"], &created["flushed"]), (&json!(false), &json!(false)));
+    assert_eq!(cluster.nodes[0].admitted(), [HOST]);
+}
+
+/// Rule 1: when every copy may lack acknowledged writes, hosts that were attached are refused until they have detached.
+#[tokio::test]
+async fn rule_01_when_all_machines_lost_power_hosts_are_refused_until_they_have_detached() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes.iter().for_each(Node::lose_power);
+    for node in &mut cluster.nodes {
+        node.boot("b2", &arbiter).await;
+    }
+    let served = |e: &pb::Engine| e.epoch == 2 && e.state() == pb::State::Running;
+    let engine = cluster.nodes[0].wait_engine("epoch 2", served).await;
+    assert_eq!(cluster.nodes[0].created()["hosts_must_detach"], json!(true));
+    assert!(engine.message.contains("refused") && engine.message.contains(HOST), "{}", engine.message);
+    assert!(cluster.nodes[0].admitted().is_empty());
+    // The next agent knows it too.
+    cluster.nodes[0].restart_agent(&arbiter).await;
+    cluster.nodes[0].wait_engine("adopted", |e| served(e) && e.message.contains(HOST)).await;
+    // Being wanted goes on: that is no detaching. Another host was never attached.
+    let other = "nqn.2014-08.org.example:host-2";
+    let engines = cluster.nodes[0].services.engines.clone();
+    engines.set_hosts("v", vec![HOST.to_owned(), other.to_owned()]).await.unwrap();
+    assert_eq!(cluster.nodes[0].admitted(), [other]);
+    let told = |state: &crate::fake_plane::FakeState| !state.called("hosts_detached").is_empty();
+    assert!(!told(&cluster.nodes[0].plane.state.lock().unwrap()));
+    engines.set_hosts("v", vec![other.to_owned()]).await.unwrap();
+    assert!(told(&cluster.nodes[0].plane.state.lock().unwrap()));
+    let engine = engines.set_hosts("v", vec![HOST.to_owned(), other.to_owned()]).await.unwrap();
+    assert_eq!(cluster.nodes[0].admitted(), [HOST, other]);
+    assert!(engine.message.is_empty(), "{}", engine.message);
+}
+
+/// Rule 1: what a member that comes back may have lost is known to the mirror before it can come back.
+#[tokio::test]
+async fn rule_01_the_mirror_hears_of_lost_power_before_the_replica_is_promoted_again() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes[1].lose_power();
+    {
+        let mut state = cluster.nodes[0].plane.state.lock().unwrap();
+        let legs = &mut state.mirrors.get_mut("v.v").unwrap().legs;
+        legs.iter_mut().find(|leg| leg["replica"] == "v-r-1").unwrap()["state"] = json!("lost");
+        state.failing.insert("addax_mirror_set_instance".to_owned(), (-5, "not now".to_owned()));
+        state.event(json!({"type": "leg", "name": "v.v", "replica": "v-r-1", "state": "lost"}));
+    }
+    cluster.nodes[0].plane.changed.notify_waiters();
+    cluster.nodes[1].boot("b2", &arbiter).await;
+    let asked = |state: &crate::fake_plane::FakeState| !state.called("set_instance").is_empty();
+    cluster.nodes[0].plane.wait_until("told", asked).await;
+    let promoted = || !cluster.nodes[1].plane.state.lock().unwrap().called("add_host").is_empty();
+    assert!(!promoted(), "it may come back as one that lost nothing");
+    cluster.nodes[0].plane.state.lock().unwrap().failing.clear();
+    cluster.nodes[1].plane.wait_until("promoted", |state| !state.called("add_host").is_empty()).await;
+    let state = cluster.nodes[0].plane.state.lock().unwrap();
+    let told = state.calls.iter().rev().find(|(method, _)| method == "addax_mirror_set_instance").unwrap();
+    assert_eq!(told.1, json!({"name": "v.v", "replica": "v-r-1", "instance": "b2"}));
+}
+
+#[tokio::test]
+async fn rule_01_a_promote_that_expects_another_instance_changes_nothing() {
+    let cluster = cluster(1).await;
+    let promotion = |expected: &str| crate::replica::Promotion {
+        volume: "v".to_owned(),
+        epoch: 1,
+        instance: "e1".to_owned(),
+        lineage: "l".to_owned(),
+        expected: Some(expected.to_owned()),
+    };
+    let replicas = &cluster.nodes[0].services.replicas;
+    let refused = replicas.promote(NAMES[0], promotion("b0")).await;
+    assert!(matches!(refused, Err(AgentError::Unavailable(_))), "{refused:?}");
+    assert!(replicas.list()[0].fresh);
+    let promoted = replicas.promote(NAMES[0], promotion("b1")).await.unwrap();
+    assert_eq!((promoted.promoted_epoch, promoted.volatile, promoted.instance.as_str()), (1, true, "b1"));
+}
+
+/// Whether an engine that opens says that it waits for an older engine's lease, or has begun to serve.
+async fn waits_for_lease(node: &Node, epoch: u64) -> bool {
+    let waits = |e: &pb::Engine| e.message.contains("older engine");
+    let serves = |e: &pb::Engine| e.epoch == epoch && e.state() == pb::State::Running;
+    waits(&node.wait_engine("waits or serves", |e| waits(e) || serves(e)).await)
+}
+
+/// Rule 16: a node knows that the engine which ran on it is dead, and need not wait for its lease when a member is away.
+#[tokio::test]
+async fn rule_16_a_node_does_not_wait_for_the_lease_of_its_own_dead_engine() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    cluster.nodes[1].kill_plane();
+    cluster.nodes[0].restart_plane().await;
+    assert!(!waits_for_lease(&cluster.nodes[0], 2).await);
+    assert_eq!(in_sync(&cluster.arbiter), ["v-r-0"]);
+}
+
+#[tokio::test]
+async fn rule_16_a_machine_that_was_started_again_runs_no_engine_of_before() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    let arbiter = cluster.arbiter.clone();
+    cluster.nodes.iter().for_each(Node::lose_power);
+    cluster.nodes[0].boot("b2", &arbiter).await;
+    assert!(!waits_for_lease(&cluster.nodes[0], 2).await);
+}
+
+#[tokio::test]
+async fn rule_16_another_nodes_engine_may_live_whatever_became_of_ones_own() {
+    let mut cluster = cluster(3).await;
+    cluster.open(0).await;
+    // Node 1 takes over; nobody tells node 0, and node 2 is away when node 0 takes it back.
+    cluster.open(1).await;
+    cluster.nodes[2].kill_plane();
+    cluster.nodes[0].restart_plane().await;
+    cluster.nodes[0].wait_engine("lost", |e| e.state() == pb::State::Error).await;
+    cluster.nodes[0].services.engines.start(cluster.request()).await.unwrap();
+    assert!(waits_for_lease(&cluster.nodes[0], 3).await);
+}
+
+#[tokio::test]
+async fn rule_16_an_attempt_that_failed_on_top_of_ones_own_dead_engine_changes_nothing_about_that() {
+    let mut cluster = cluster(2).await;
+    cluster.open(0).await;
+    cluster.nodes[0].kill_plane();
+    cluster.nodes[1].kill_plane();
+    // Its epoch is raised in vain: the mirror cannot be made.
+    cluster.nodes[0].plane = FakePlane::serve(cluster.nodes[0].dir.path(), false, cluster.nodes[0].fabric.clone());
+    let node = &cluster.nodes[0];
+    node.plane.listen_at(&node.data.ip().to_string(), node.data.port());
+    let fails = (-5, "not now".to_owned());
+    node.plane.state.lock().unwrap().failing.insert("bdev_nvme_attach_controller".to_owned(), fails);
+    node.status.send_replace(up(&node.plane).await);
+    let raised = |e: &pb::Engine| e.epoch == 2;
+    node.wait_engine("raised", raised).await;
+    node.kill_plane();
+    node.wait_engine("failed", |e| e.epoch == 0).await;
+    cluster.nodes[0].restart_plane().await;
+    assert!(!waits_for_lease(&cluster.nodes[0], 3).await);
 }
 
 /// No session begins at a stock data plane before the old one was drained there.

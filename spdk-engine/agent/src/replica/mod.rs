@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::disk::{CLUSTER_BYTES, Disks};
 use crate::error::{AgentError, blocking};
 use crate::hub::{Hub, Key};
+use crate::machine::Machine;
 use crate::state;
 use crate::supervise::PlaneStatus;
 pub(crate) use export::serial;
@@ -52,6 +53,8 @@ pub struct ReplicaContext {
     pub hub: Hub,
     /// Where the data plane listens.
     pub data_address: SocketAddr,
+    /// What replicas say of their power.
+    pub machine: Machine,
     /// Ends the owners.
     pub shutdown: CancellationToken,
 }
@@ -67,6 +70,8 @@ pub struct Promotion {
     pub instance: String,
     /// The lineage.
     pub lineage: String,
+    /// When set: what the replica's instance has to be (consistency rule 1).
+    pub expected: Option<String>,
 }
 
 #[derive(Clone, Debug)]

@@ -7,6 +7,8 @@
 //! *Invariants.*
 //! - The order of a promote: check, end and drain all sessions, make `(g, e)` durable, let the new host in. A crash
 //!   between any two steps leaves nobody in, or the old host with the old record.
+//! - A promote that expects another instance of the replica than it has changes nothing: the engine has to learn first what
+//!   may be lost (rule 1).
 //! - Also a promote to the same `(g, e)` ends and drains what is there: every session begins on a quiet disk.
 //! - Whether it should run is durable, so that a restart of agent and data plane needs no manager.
 //! - A record is made only where no lvol of the name is, and before that lvol. So an lvol that its record does not name
@@ -454,6 +456,11 @@ impl Owner {
         let plane = self.require_disk()?.plane.clone();
         self.settle().await;
         let record = self.check_promotion(&promotion)?;
+        let (_, instance) = self.power();
+        if promotion.expected.as_ref().is_some_and(|expected| *expected != instance) {
+            let text = format!("replica '{}' has the instance '{instance}', not {:?}", self.name, promotion.expected);
+            return Err(AgentError::Unavailable(text));
+        }
         match &self.export {
             Export::Running { .. } => {}
             Export::Stopped => {
@@ -638,7 +645,18 @@ impl Owner {
         }
     }
 
+    /// Whether the disk has a volatile cache, and its instance. Of one that is not open any more nothing is known.
+    fn power(&self) -> (bool, String) {
+        match (&self.export, &*self.disk_state.borrow()) {
+            (Export::Running { opening, .. }, DiskState::Ready(disk)) if *opening == disk.opening => {
+                (disk.volatile, disk.instance(&self.context.machine))
+            }
+            _ => (true, String::new()),
+        }
+    }
+
     fn describe(&self) -> pb::Replica {
+        let (volatile, power) = self.power();
         let (state, message, instance) = match &self.export {
             Export::Stopped => (pb::State::Stopped, String::new(), String::new()),
             Export::Waiting(reason) => (pb::State::Starting, reason.clone(), String::new()),
@@ -665,6 +683,8 @@ impl Owner {
             data_plane_instance: instance,
             allocated_bytes: self.disks.allocated(&self.disk, &self.name),
             lineage: record.map(|record| record.lineage.clone()).unwrap_or_default(),
+            volatile,
+            instance: power,
         }
     }
 }

@@ -48,6 +48,7 @@ async fn open(
         plane,
         hub: hub.clone(),
         data_address: "127.0.0.1:4420".parse().unwrap(),
+        machine: crate::machine::Machine::named("m", "b1"),
         shutdown: shutdown.clone(),
     };
     let replicas = Replicas::open(disks.clone(), context).await.unwrap();
@@ -77,7 +78,7 @@ fn request(create: bool) -> pb::StartReplicaRequest {
 }
 
 fn promotion(epoch: u64, instance: &str) -> Promotion {
-    Promotion { volume: "v".to_owned(), epoch, instance: instance.to_owned(), lineage: "l".to_owned() }
+    Promotion { volume: "v".to_owned(), epoch, instance: instance.to_owned(), lineage: "l".to_owned(), expected: None }
 }
 
 const NQN: &str = "nqn.2026-11.io.addax:replica:v-r-1";
@@ -190,7 +191,7 @@ async fn a_new_agent_keeps_the_session_of_the_promoted_engine_and_ends_others() 
 #[tokio::test]
 async fn rule_22_data_stays_that_knows_as_much_as_the_record_by_which_it_is_to_go() {
     use mirror_core::meta::{ReplicaState, Superblock};
-    use mirror_core::{ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
+    use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
     let node = node(false).await;
     node.replicas.start(request(true)).await.unwrap();
     node.replicas.promote("v-r-1", promotion(3, "e3")).await.unwrap();
@@ -198,14 +199,17 @@ async fn rule_22_data_stays_that_knows_as_much_as_the_record_by_which_it_is_to_g
     let superblock = Superblock {
         volume: VolumeId::new("v").unwrap(),
         replica: ReplicaId::new("v-r-1").unwrap(),
-        lineage: Lineage::new("l").unwrap(),
-        epoch: Epoch(3),
-        engine_instance: EngineInstance::new("e3").unwrap(),
-        config_number: ConfigNumber(8),
-        in_sync: [ReplicaId::new("v-r-1").unwrap()].into(),
-        rebuilding: [].into(),
-        min_in_sync: 1,
-        size_blocks: 256,
+        record: Config {
+            lineage: Lineage::new("l").unwrap(),
+            epoch: Epoch(3),
+            engine_instance: EngineInstance::new("e3").unwrap(),
+            config_number: ConfigNumber(8),
+            in_sync: [ReplicaId::new("v-r-1").unwrap()].into(),
+            rebuilding: [].into(),
+            min_in_sync: 1,
+            size_blocks: 256,
+            clean: false,
+        },
         block_size: 4096,
         region_blocks: 256,
         state: ReplicaState::Member,

@@ -68,6 +68,12 @@ pub struct LegParams {
     pub meta_bdev_name: Option<String>,
     /// Whether it is on this machine.
     pub local: bool,
+    /// The replica's instance, when its disk has a volatile cache (consistency rule 1).
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub instance: String,
+    /// It may lack acknowledged writes. Only of a mirror that is made.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub changed: bool,
 }
 
 /// What a mirror is made of.
@@ -93,6 +99,10 @@ pub struct MirrorParams {
     /// The regions in which members may differ, for legs with meta areas.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_base64")]
     pub inherited: Option<RegionBits>,
+    /// The volume was closed in order before.
+    pub flushed: bool,
+    /// No member is certain to hold every acknowledged write, and hosts that were attached are refused.
+    pub hosts_must_detach: bool,
 }
 
 #[expect(clippy::ref_option, reason = "the form that serde calls")]
@@ -136,6 +146,9 @@ pub struct MirrorLeg {
     /// Blocks to copy.
     #[serde(default)]
     pub total_blocks: u64,
+    /// The replica's instance, as the mirror knows it.
+    #[serde(default)]
+    pub instance: String,
 }
 
 /// A mirror as it is.
@@ -162,6 +175,9 @@ pub struct MirrorState {
     /// Members are made equal before hosts are served.
     #[serde(default)]
     pub equalising: bool,
+    /// Hosts that were attached before it was made have to detach (consistency rule 1).
+    #[serde(default)]
+    pub hosts_must_detach: bool,
 }
 
 /// One thing that happened to a mirror.
@@ -302,6 +318,23 @@ impl Client {
             true => Ok(data),
             false => Err(unfit(format!("{} bytes instead of {blocks} blocks", data.len()))),
         }
+    }
+
+    /// Tells which instance of a replica the next session of its leg will find.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn addax_mirror_set_instance(&self, name: &str, replica: &str, instance: &str) -> Result<(), RpcError> {
+        let params = json!({"name": name, "replica": replica, "instance": instance});
+        self.call("addax_mirror_set_instance", params, CALL_DEADLINE).await.map(drop)
+    }
+
+    /// Tells that all hosts which were attached before the mirror was made have detached.
+    ///
+    /// # Errors
+    /// See [`RpcError`].
+    pub async fn addax_mirror_hosts_detached(&self, name: &str) -> Result<(), RpcError> {
+        self.call("addax_mirror_hosts_detached", json!({"name": name}), CALL_DEADLINE).await.map(drop)
     }
 
     /// Takes a leg out.

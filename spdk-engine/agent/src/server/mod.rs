@@ -98,6 +98,7 @@ impl pb::replicas_server::Replicas for Services {
             epoch: request.epoch,
             instance: request.engine_instance,
             lineage: request.lineage,
+            expected: request.expected_instance,
         };
         answer(self.replicas.promote(&request.name, promotion).await)
     }

@@ -9,7 +9,7 @@
 //! *When things fail.* A file that cannot be read stops the agent's start: without it an engine might be forgotten.
 //! Engines that managers still want are asked for again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -52,9 +52,38 @@ pub struct EngineWish {
     /// Engine instances that this agent used for it, newest last.
     #[serde(default)]
     pub instances: Vec<String>,
+    /// The last one of them that served.
+    #[serde(default)]
+    pub served: Option<Served>,
+    /// Hosts that may hold acknowledged writes which no copy has (consistency rule 1): refused until they have detached.
+    #[serde(default)]
+    pub must_detach: BTreeSet<String>,
+}
+
+/// An engine that served here, and when: see [`crate::machine::Machine`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Served {
+    /// Its instance.
+    pub instance: String,
+    /// Identity of the machine.
+    pub machine: String,
+    /// Boot of the machine.
+    pub boot: String,
 }
 
 impl EngineWish {
+    /// Hosts that are let in.
+    pub fn admitted_hosts(&self) -> Vec<String> {
+        self.allowed_hosts.iter().filter(|host| !self.must_detach.contains(*host)).cloned().collect()
+    }
+
+    /// Hosts that are not wanted any more have detached.
+    pub fn forget_detached(&mut self) {
+        let allowed = &self.allowed_hosts;
+        self.must_detach.retain(|host| allowed.contains(host));
+    }
+
     /// Remembers an instance.
     pub fn remember(&mut self, instance: &str) {
         self.instances.push(instance.to_owned());
@@ -128,6 +157,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rule_01_a_host_that_must_detach_is_let_in_again_once_it_was_not_wanted() {
+        let mut wish = EngineWish {
+            volume: "v".to_owned(),
+            size: 1,
+            uuid: uuid::Uuid::nil(),
+            members: BTreeMap::new(),
+            allowed_hosts: vec!["h1".to_owned(), "h2".to_owned()],
+            instances: Vec::new(),
+            served: None,
+            must_detach: ["h1".to_owned(), "h2".to_owned()].into(),
+        };
+        wish.allowed_hosts = vec!["h2".to_owned(), "h3".to_owned()];
+        wish.forget_detached();
+        assert_eq!(wish.admitted_hosts(), ["h3"]);
+        wish.allowed_hosts = vec!["h1".to_owned()];
+        wish.forget_detached();
+        assert!(wish.must_detach.is_empty() && wish.admitted_hosts() == ["h1"]);
+    }
+
+    #[test]
     fn wishes_survive_and_go() {
         let dir = tempfile::tempdir().unwrap();
         let mut wish = EngineWish {
@@ -137,6 +186,8 @@ mod tests {
             members: BTreeMap::new(),
             allowed_hosts: vec!["h".to_owned()],
             instances: Vec::new(),
+            served: None,
+            must_detach: BTreeSet::new(),
         };
         (0..20).for_each(|n| wish.remember(&n.to_string()));
         assert_eq!(wish.instances.len(), INSTANCES_MAX);

@@ -15,7 +15,7 @@ mod engines;
 pub mod slots;
 
 pub use disks::{DiskIdentity, DiskRecord, DiskStore, DiskWish, Forming, Place};
-pub use engines::{EngineStore, EngineWish, MemberWish};
+pub use engines::{EngineStore, EngineWish, MemberWish, Served};
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -100,6 +100,9 @@ struct Leg {
     replica: String,
     chans: LegChans,
     state: &'static str,
+    /// Of the replica (rule 1), and the one that its next session will find, when that is another one.
+    instance: String,
+    next_instance: Option<String>,
     copied: u64,
     /// When progress was last told.
     told: Nanos,
@@ -177,6 +180,7 @@ impl Device {
             .filter(|l| !params.config.in_sync.contains(&l.replica))
             .map(|l| (l.leg, l.replica.clone(), l.local))
             .collect();
+        let instances: HashMap<_, _> = params.legs.iter().map(|l| (l.leg, l.instance.clone())).collect();
         let block_size = params.block_size;
         let device = Rc::new(Self {
             name,
@@ -199,14 +203,22 @@ impl Device {
         });
         for (leg, replica, chans) in chans {
             let state = if in_sync.contains(&replica) { "in_sync" } else { "rebuilding" };
-            device.attach(core, leg, replica, chans, state);
+            let instance = instances.get(&leg).cloned().unwrap_or_default();
+            device.attach(core, leg, (replica, instance), chans, state);
         }
         tracing::info!(mirror = device.name, joiners = joiners.len(), "mirror opened");
         device.input(core, Input::Tick);
         Ok(device)
     }
 
-    fn attach(self: &Rc<Self>, core: &Core, leg: LegId, replica: String, chans: LegChans, state: &'static str) {
+    fn attach(
+        self: &Rc<Self>,
+        core: &Core,
+        leg: LegId,
+        (replica, instance): (String, String),
+        chans: LegChans,
+        state: &'static str,
+    ) {
         let weak = Rc::downgrade(self);
         let watcher = Rc::new(move |core: &Core, path: PathState| {
             let Some(device) = weak.upgrade() else { return };
@@ -214,15 +226,24 @@ impl Device {
             core.defer(move |core| device.path_changed(core, leg, path));
         });
         chans.data.watch_path(core, watcher);
-        self.legs.borrow_mut().insert(leg, Leg { replica, chans, state, copied: 0, told: 0 });
+        let fresh = Leg { replica, chans, state, instance, next_instance: None, copied: 0, told: 0 };
+        self.legs.borrow_mut().insert(leg, fresh);
     }
 
     fn path_changed(self: &Rc<Self>, core: &Core, leg: LegId, path: PathState) {
-        if !self.legs.borrow().contains_key(&leg) {
-            return;
+        let is_up = path == PathState::Up;
+        let changed = {
+            let mut legs = self.legs.borrow_mut();
+            let Some(leg) = legs.get_mut(&leg) else { return };
+            let next = if is_up { leg.next_instance.take() } else { None };
+            next.inspect(|instance| leg.instance.clone_from(instance))
+        };
+        let cache_lost = changed.is_some();
+        if let Some(instance) = changed {
+            self.input(core, Input::LegInstance { leg, instance });
         }
         match path {
-            PathState::Up => self.input(core, Input::LegBack { leg, cache_lost: false }),
+            PathState::Up => self.input(core, Input::LegBack { leg, cache_lost }),
             PathState::Down | PathState::Refused => self.input(core, Input::LegLost { leg, announced: false }),
         }
     }
@@ -234,7 +255,7 @@ impl Device {
         core: &Core,
         first: u32,
         replica: mirror_core::ReplicaId,
-        local: bool,
+        (local, instance): (bool, String),
         chans: LegChans,
     ) -> bool {
         let count = mirror_core::LEGS_MAX as u32;
@@ -244,9 +265,32 @@ impl Device {
             return false;
         };
         let meta = chans.meta.is_some();
-        self.attach(core, leg, replica.to_string(), chans, "rebuilding");
+        self.attach(core, leg, (replica.to_string(), instance.clone()), chans, "rebuilding");
         self.input(core, Input::AddLeg { leg, replica, local, meta });
+        self.input(core, Input::LegInstance { leg, instance });
         true
+    }
+
+    /// The next session of a replica's leg finds this instance: what was not flushed before is lost if it is another one
+    /// than now (rule 1). False without such a leg.
+    pub fn set_instance(self: &Rc<Self>, core: &Core, replica: &str, instance: &str) -> bool {
+        let found = {
+            let mut legs = self.legs.borrow_mut();
+            let Some((id, leg)) = legs.iter_mut().find(|(_, l)| l.replica == replica) else { return false };
+            leg.next_instance = (leg.instance != instance).then(|| instance.to_owned());
+            (*id, leg.next_instance.is_some())
+        };
+        let (id, changed) = found;
+        if changed && !self.machine.borrow().status().lost.contains(&id) {
+            // A session that seems to be there is of a time that is over.
+            self.reset_leg(core, id);
+        }
+        true
+    }
+
+    /// No host is left that was attached before the mirror was made (rule 1).
+    pub fn hosts_detached(self: &Rc<Self>, core: &Core) {
+        self.input(core, Input::HostsDetached);
     }
 
     /// Takes a replica out in order.
@@ -317,6 +361,7 @@ impl Device {
                 let lost = status.lost.contains(id);
                 json!({ "replica": leg.replica, "bdev_name": leg.chans.data.bdev().info().name,
                     "meta_bdev_name": leg.chans.meta.as_ref().map(|meta| meta.bdev().info().name),
+                    "instance": leg.next_instance.as_ref().unwrap_or(&leg.instance),
                     "state": if lost { "lost" } else { leg.state }, "copied_blocks": leg.copied,
                     "total_blocks": status.config.size_blocks })
             })
@@ -324,7 +369,8 @@ impl Device {
         json!({ "name": self.name, "state": self.state.get().word(),
             "config": ConfigJson::of(&status.config, self.block_size), "legs": legs,
             "pending_swap": self.swap.borrow().as_ref().map(|p| p.value.clone()), "inflight": status.inflight,
-            "frozen": status.frozen, "equalising": status.equalising,
+            "frozen": status.frozen, "equalising": status.equalising, "held_reads": status.held_reads,
+            "hosts_must_detach": status.hosts_must_detach,
             "inherited_regions": status.inherited_regions, "live_regions": status.live_regions,
             "meta_writes": status.meta_writes, "copied_blocks": self.copied.get() })
     }

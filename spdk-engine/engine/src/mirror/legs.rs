@@ -42,6 +42,12 @@ pub(super) struct LegParams {
     pub(super) meta_bdev_name: Option<String>,
     #[serde(default)]
     pub(super) local: bool,
+    /// Of the replica, when its disk has a volatile cache (rule 1).
+    #[serde(default)]
+    pub(super) instance: String,
+    /// It may lack acknowledged writes; only in a mirror that is made.
+    #[serde(default)]
+    pub(super) changed: bool,
 }
 
 /// What holds a leg's devices for the mirror.

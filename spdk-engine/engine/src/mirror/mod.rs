@@ -49,6 +49,8 @@ pub fn register(m: &mut Methods) {
     m.add("addax_mirror_get", When::Runtime, |app, p| async move { get(&app, p).await });
     m.add("addax_mirror_add_leg", When::Runtime, |app, p| async move { add_leg(&app, p).await });
     m.add("addax_mirror_remove_leg", When::Runtime, |app, p| async move { remove_leg(&app, p).await });
+    m.add("addax_mirror_set_instance", When::Runtime, |app, p| async move { set_instance(&app, p).await });
+    m.add("addax_mirror_hosts_detached", When::Runtime, |app, p| async move { hosts_detached(&app, p).await });
     m.add("addax_mirror_swap_answer", When::Runtime, |app, p| async move { swap_answer(&app, p).await });
     m.add("addax_mirror_read_meta", When::Runtime, |app, p| async move { legs::read_meta(&app, p).await });
     m.add("addax_mirror_close", When::Runtime, |app, p| async move { close(&app, p).await });
@@ -154,6 +156,12 @@ struct Create {
     /// With legs that have meta areas: the regions in which members may differ, one bit each from the lowest bit of the
     /// first byte on, as base64.
     inherited: Option<String>,
+    /// The volume was closed in order before: nothing that replicas hold waits for a flush.
+    #[serde(default)]
+    flushed: bool,
+    /// No member is certain to hold every acknowledged write; the caller refuses hosts until they have detached.
+    #[serde(default)]
+    hosts_must_detach: bool,
     options: Option<CreateOptions>,
 }
 
@@ -231,9 +239,9 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
     let mut legs = Vec::new();
     for (index, leg) in request.legs.iter().enumerate() {
         let replica = ReplicaId::new(&leg.replica).map_err(|e| refuse(e.to_string()))?;
-        let (meta, local) = (leg.meta_bdev_name.is_some(), leg.local);
-        let (leg, instance) = (LegId(index as u32), String::new());
-        legs.push(LegInit { leg, replica, local, up: true, meta, instance, changed: false });
+        let legs::LegParams { local, ref instance, changed, .. } = *leg;
+        let (meta, instance) = (leg.meta_bdev_name.is_some(), instance.clone());
+        legs.push(LegInit { leg: LegId(index as u32), replica, local, up: true, meta, instance, changed });
     }
     let equalise_from = match &request.equalise_from {
         None => None,
@@ -250,8 +258,8 @@ fn open_params(request: &Create) -> Result<OpenParams, RpcError> {
         legs,
         equalise_from,
         meta: meta_init(request)?,
-        flushed: false,
-        hosts_must_detach: false,
+        flushed: request.flushed,
+        hosts_must_detach: request.hosts_must_detach,
         options,
     })
 }
@@ -304,6 +312,8 @@ struct AddLeg {
     meta_bdev_name: Option<String>,
     #[serde(default)]
     local: bool,
+    #[serde(default)]
+    instance: String,
 }
 
 async fn add_leg(app: &App, params: Option<Value>) -> RpcResult {
@@ -320,6 +330,8 @@ async fn add_leg(app: &App, params: Option<Value>) -> RpcResult {
         bdev_name: request.bdev_name,
         meta_bdev_name: request.meta_bdev_name,
         local: request.local,
+        instance: request.instance,
+        changed: false,
     };
     let claims = claim(app, &leg, &request.name, mirror.block_size, size_bytes)?;
     let entries = claims.entries();
@@ -330,7 +342,7 @@ async fn add_leg(app: &App, params: Option<Value>) -> RpcResult {
     let added = app.core().call(mirror.home, move |core| -> Result<(), String> {
         let device = Table::find(core, &name).ok_or("the mirror is gone")?;
         let chans = entries.open(core).map_err(|e| e.to_string())?;
-        let added = device.add_leg(core, first, replica, request.local, chans);
+        let added = device.add_leg(core, first, replica, (leg.local, leg.instance), chans);
         added.then_some(()).ok_or_else(|| format!("the mirror has {} legs already", mirror_core::LEGS_MAX))
     });
     match added.await {
@@ -362,6 +374,38 @@ async fn drop_leg(app: &App, name: &str, replica: &str) -> Result<(), RpcError> 
         Table::find(core, &name).is_some_and(|device| device.remove_leg(core, &replica))
     });
     if removed.await == Some(true) { Ok(()) } else { Err(RpcError::errno(libc::ENOENT)) }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetInstance {
+    name: String,
+    replica: String,
+    instance: String,
+}
+
+/// `addax_mirror_set_instance`: what the next session of a lost leg will find. Called before the promote that lets it in, so
+/// that the leg never comes back as one that lost nothing.
+async fn set_instance(app: &App, params: Option<Value>) -> RpcResult {
+    let request: SetInstance = decode(params, invalid_parameters)?;
+    let mirror = Mirrors::find(app, &request.name)?;
+    let SetInstance { name, replica, instance } = request;
+    let told = app.core().call(mirror.home, move |core| {
+        Table::find(core, &name).is_some_and(|device| device.set_instance(core, &replica, &instance))
+    });
+    if told.await == Some(true) { Ok(json!(true)) } else { Err(RpcError::errno(libc::ENOENT)) }
+}
+
+/// `addax_mirror_hosts_detached`: no host is left that was attached before the mirror was made.
+async fn hosts_detached(app: &App, params: Option<Value>) -> RpcResult {
+    let request: Name = decode(params, invalid_parameters)?;
+    let mirror = Mirrors::find(app, &request.name)?;
+    let name = request.name;
+    let told = app.core().call(mirror.home, move |core| Table::find(core, &name).map(|d| d.hosts_detached(core)));
+    match told.await.flatten() {
+        Some(()) => Ok(json!(true)),
+        None => Err(RpcError::errno(libc::ENODEV)),
+    }
 }
 
 #[derive(Deserialize)]

@@ -1,7 +1,7 @@
 //! Recovery over fake data planes: what is asked of whom, in which order, and what is refused.
 use addax_api::recovery::RecoveryOutcome;
 use mirror_core::meta::{ReplicaState, Superblock};
-use mirror_core::{ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
+use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
 
 use super::*;
 use crate::arbiter::Arbiter;
@@ -15,14 +15,17 @@ fn superblock(replica: &str, number: u64, in_sync: &[&str], state: ReplicaState)
     Superblock {
         volume: VolumeId::new("v").unwrap(),
         replica: ReplicaId::new(replica).unwrap(),
-        lineage: Lineage::new("l").unwrap(),
-        epoch: Epoch(1),
-        engine_instance: EngineInstance::new("e").unwrap(),
-        config_number: ConfigNumber(number),
-        in_sync: ids(in_sync),
-        rebuilding: std::collections::BTreeSet::new(),
-        min_in_sync: 1,
-        size_blocks: SIZE / 4096,
+        record: Config {
+            lineage: Lineage::new("l").unwrap(),
+            epoch: Epoch(1),
+            engine_instance: EngineInstance::new("e").unwrap(),
+            config_number: ConfigNumber(number),
+            in_sync: ids(in_sync),
+            rebuilding: std::collections::BTreeSet::new(),
+            min_in_sync: 1,
+            size_blocks: SIZE / 4096,
+            clean: state == ReplicaState::ClosedClean,
+        },
         block_size: 4096,
         region_blocks: 256,
         state,
@@ -242,8 +245,13 @@ async fn a_replica_that_has_outrun_the_record_shows_that_the_record_is_old() {
     let mut old = cluster.arbiter.get("v").unwrap();
     for node in &cluster.nodes {
         let (name, lineage) = (node.services.replicas.list()[0].name.clone(), "l".to_owned());
-        let promotion =
-            crate::replica::Promotion { volume: "v".to_owned(), epoch: 9, instance: "later".to_owned(), lineage };
+        let promotion = crate::replica::Promotion {
+            volume: "v".to_owned(),
+            epoch: 9,
+            instance: "later".to_owned(),
+            lineage,
+            expected: None,
+        };
         node.services.replicas.promote(&name, promotion).await.unwrap();
     }
     old.clean = false;
