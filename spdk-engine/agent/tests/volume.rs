@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use addax_agent::arbiter::{Arbiter, MemoryArbiter, record_to_config};
-use addax_agent::{Agent, AgentConfig, DataPlaneConfig, stop_data_plane};
+use addax_agent::{Agent, AgentConfig, DataPlaneConfig, Machine, stop_data_plane};
 use addax_api::VolumeConfig;
 use addax_api::nqn::{replica_nqn, volume_nqn};
 use addax_proto::engine_v1 as pb;
@@ -81,6 +81,8 @@ fn replica(node: usize) -> String {
 struct Node {
     dir: tempfile::TempDir,
     data: SocketAddr,
+    number: usize,
+    program: PathBuf,
     agent: String,
     shutdown: CancellationToken,
     channel: Channel,
@@ -104,29 +106,58 @@ impl Node {
         let ip = format!("127.0.21.{}", number + 1);
         let port = std::net::TcpListener::bind((ip.as_str(), 0)).unwrap().local_addr().unwrap().port();
         let data: SocketAddr = format!("{ip}:{port}").parse().unwrap();
+        let channel = Channel::from_static("http://127.0.0.1:1").connect_lazy();
+        let agent = "127.0.0.1:0".to_owned();
+        let mut node = Self { dir, data, number, program: engine, agent, shutdown: CancellationToken::new(), channel };
+        node.run_agent("boot-1", arbiter).await;
+        node
+    }
+
+    /// Runs an agent in that boot of the machine, at the address of the one before.
+    async fn run_agent(&mut self, boot: &str, arbiter: Arc<dyn Arbiter>) {
+        let stock = is_stock(&self.program);
         let config = AgentConfig {
-            node: format!("n{number}"),
-            listen: "127.0.0.1:0".parse().unwrap(),
+            node: format!("n{}", self.number),
+            listen: self.agent.parse().unwrap(),
             data_plane: DataPlaneConfig {
-                memory_mib: if is_stock(&engine) { 1024 } else { 256 },
+                memory_mib: if stock { 1024 } else { 256 },
                 // Other tests run spdk_tgt on the same core; addax-engine takes no locks on cores.
-                extra_args: if is_stock(&engine) { vec!["--disable-cpumask-locks".to_owned()] } else { Vec::new() },
-                program: Some(engine),
-                address: data,
-                rpc_socket: dir.path().join("rpc.sock"),
+                extra_args: if stock { vec!["--disable-cpumask-locks".to_owned()] } else { Vec::new() },
+                program: Some(self.program.clone()),
+                address: self.data,
+                rpc_socket: self.dir.path().join("rpc.sock"),
                 // Two cores have to do; stock data planes poll all the time.
-                cores: if number == 0 { "0x1" } else { "0x2" }.to_owned(),
+                cores: if self.number == 0 { "0x1" } else { "0x2" }.to_owned(),
                 hugepages: false,
             },
-            runtime_dir: dir.path().join("run"),
+            runtime_dir: self.dir.path().join("run"),
             tls: None,
         };
-        let shutdown = CancellationToken::new();
-        let agent = Agent::start(config, arbiter, &shutdown).await.unwrap();
-        let agent_address = agent.address().unwrap().to_string();
-        let channel = Channel::from_shared(format!("http://{agent_address}")).unwrap().connect_lazy();
-        tokio::spawn(agent.serve(shutdown.clone()));
-        Self { dir, data, agent: agent_address, shutdown, channel }
+        self.shutdown = CancellationToken::new();
+        let machine = Machine::named(&format!("machine-{}", self.number), boot);
+        let agent = Agent::start_on(machine, config, arbiter, &self.shutdown).await.unwrap();
+        self.agent = agent.address().unwrap().to_string();
+        self.channel = Channel::from_shared(format!("http://{}", self.agent)).unwrap().connect_lazy();
+        tokio::spawn(agent.serve(self.shutdown.clone()));
+    }
+
+    /// The machine loses power: its agent and its data plane end.
+    async fn lose_power(&self) {
+        self.shutdown.cancel();
+        self.kill_data_plane();
+        let pid = self.pid().unwrap();
+        let end = tokio::time::Instant::now() + Duration::from_secs(30);
+        // Its parent is this process, which has to reap it.
+        while nix::sys::signal::kill(pid, None).is_ok() && !is_zombie(pid) {
+            assert!(tokio::time::Instant::now() < end, "it does not die");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // The listener of the agent goes with it.
+        let address: SocketAddr = self.agent.parse().unwrap();
+        while std::net::TcpListener::bind(address).is_err() {
+            assert!(tokio::time::Instant::now() < end, "the agent does not end");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     fn pid(&self) -> Option<nix::unistd::Pid> {
@@ -258,6 +289,11 @@ impl Node {
         })
         .await
     }
+}
+
+fn is_zombie(pid: nix::unistd::Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('Z'))
 }
 
 fn mode(engine: &pb::Engine, number: usize) -> pb::Mode {
@@ -503,6 +539,62 @@ async fn take_over(cluster: Cluster) {
     assert!(!cluster.write(0).await, "the old engine still acknowledges");
     assert!(cluster.write(1).await);
     assert_eq!(cluster.arbiter.get("v").unwrap().epoch.0, 2);
+    cluster.finish().await;
+}
+
+/// Rule 1: disks in files have a volatile cache. With all machines, power took acknowledged writes from every copy, so hosts
+/// that may remember them are refused; with some, the others have them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rule_01_power_lost_at_all_replicas_keeps_hosts_out_and_at_some_makes_those_no_source() {
+    let Some((engine, spdk)) = programs() else { return };
+    let _turn = TURN.lock().await;
+    start_log();
+    let mut cluster = Cluster::start(engine, spdk).await;
+    assert!(is_healthy(&cluster.open(0).await));
+    assert!(cluster.write(0).await);
+    let told = |number: usize, cluster: &Cluster| cluster.nodes[number].meta(number).0.instance;
+    assert!((0..NODES).all(|number| told(number, &cluster) == "boot-1"));
+
+    // Two of three, and the engine's process with them: the one that lost nothing is the source.
+    cluster.nodes[0].kill_data_plane();
+    for number in 1..NODES {
+        cluster.nodes[number].lose_power().await;
+        let arbiter = Arc::new(cluster.arbiter.clone());
+        cluster.nodes[number].run_agent("boot-2", arbiter).await;
+        cluster.nodes[number].wait_replica("exported", |r| r.state() == pb::State::Running).await;
+    }
+    cluster.nodes[0].wait_engine("open again", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
+    for number in 1..NODES {
+        let request = pb::AddReplicaRequest { volume: "v".to_owned(), replica: Some(cluster.member(number)) };
+        cluster.nodes[0].engines().add_replica(request).await.unwrap();
+    }
+    cluster.nodes[0].wait_engine("rebuilt", is_healthy).await;
+    assert!(cluster.write(0).await, "nobody was refused");
+
+    // All of them. The engine's node comes last, so that it finds all others.
+    for number in 0..NODES {
+        cluster.nodes[number].lose_power().await;
+    }
+    for number in (0..NODES).rev() {
+        let arbiter = Arc::new(cluster.arbiter.clone());
+        cluster.nodes[number].run_agent("boot-3", arbiter).await;
+        cluster.nodes[number].wait_replica("exported", |r| r.state() == pb::State::Running).await;
+    }
+    let refusing = |e: &pb::Engine| e.epoch >= 3 && e.state() == pb::State::Running && e.message.contains(HOST);
+    cluster.nodes[0].wait_engine("refusing", refusing).await;
+    assert!(!cluster.write(0).await, "a host is served that may remember what no copy has");
+    assert!((0..NODES).all(|number| told(number, &cluster) != "boot-3"), "the next engine has to refuse it too");
+    for hosts in [Vec::new(), vec![HOST.to_owned()]] {
+        let request = pb::SetAllowedHostsRequest { volume: "v".to_owned(), allowed_hosts: hosts };
+        cluster.nodes[0].engines().set_allowed_hosts(request).await.unwrap();
+    }
+    cluster.nodes[0].wait_engine("serving", |e| e.state() == pb::State::Running && e.message.is_empty()).await;
+    assert!(cluster.write(0).await, "it has detached, and comes anew");
+    cluster.nodes[0].wait_engine("healthy", is_healthy).await;
+    cluster.nodes[0].wait_mirror("equal", |mirror| mirror["inherited_regions"] == 0).await;
+    assert!((0..NODES).all(|number| told(number, &cluster) == "boot-3"));
+    cluster.close(0).await;
+    cluster.assert_equal_images();
     cluster.finish().await;
 }
 

@@ -73,89 +73,89 @@ impl Permit {
             Some(superblock) => ReplicaKnows::of(superblock, promoted),
             None => {
                 let record = Config {
-                    record: Config {
-                        lineage: Lineage::new(&replica.lineage).map_err(damaged)?,
-                        config_number: ConfigNumber(0),
-                        in_sync: BTreeSet::new(),
-                        rebuilding: BTreeSet::new(),
-                        clean: false,
-                        ..self.record.clone()
-                    };
-                    ReplicaKnows { record, promoted }
-                }
-            };
-            // Of a history that is over nothing is as new as the record, which came after it.
-            let known = &mut knows.record;
-            if self.over.contains(known.lineage.as_str()) {
-                (known.lineage, known.config_number) = (self.record.lineage.clone(), ConfigNumber(0));
+                    lineage: Lineage::new(&replica.lineage).map_err(damaged)?,
+                    config_number: ConfigNumber(0),
+                    in_sync: BTreeSet::new(),
+                    rebuilding: BTreeSet::new(),
+                    clean: false,
+                    ..self.record.clone()
+                };
+                ReplicaKnows { record, promoted }
             }
-            Ok(knows)
+        };
+        // Of a history that is over nothing is as new as the record, which came after it.
+        let known = &mut knows.record;
+        if self.over.contains(known.lineage.as_str()) {
+            (known.lineage, known.config_number) = (self.record.lineage.clone(), ConfigNumber(0));
+        }
+        Ok(knows)
+    }
+}
+
+/// The superblock in a replica's meta area, read by the data plane that has its disk; `None` when there is none that it could
+/// read.
+pub(super) async fn read_superblock(
+    disk: &ReadyDisk,
+    replica: &ReplicaRecord,
+) -> Result<Option<Superblock>, AgentError> {
+    let plane = &disk.plane;
+    let lvol = replica.meta.as_ref().and_then(|meta| meta.lvol).filter(|_| plane.has_mirror());
+    let Some(lvol) = lvol else { return Ok(None) };
+    let found = plane.client.find_bdev(&disk.lvol_alias(&meta_lvol_name(&replica.replica))).await?;
+    if found.is_none_or(|bdev| bdev.uuid != lvol.to_string()) {
+        return Ok(None);
+    }
+    let slots = u32::try_from(SUPERBLOCK_SLOTS).unwrap_or(u32::MAX);
+    let bytes = plane.client.addax_mirror_read_meta(&lvol.to_string(), 0, slots).await?;
+    let own = |s: &Superblock| s.replica.as_str() == replica.replica && s.volume.as_str() == replica.volume;
+    Ok(newest_superblock(&bytes).filter(own))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use mirror_core::meta::ReplicaState;
+    use mirror_core::{EngineInstance, VolumeId};
+    use uuid::Uuid;
+
+    fn permit(over: &[&str]) -> Permit {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let record = pb::Record {
+            lineage: "l".to_owned(),
+            epoch: 5,
+            config_number: 7,
+            in_sync: names(&["a"]),
+            rebuilding: names(&["b"]),
+            over: names(over),
+        };
+        Permit::parse(record).unwrap()
+    }
+
+    fn replica(name: &str, promoted_epoch: u64, lineage: &str) -> ReplicaRecord {
+        ReplicaRecord {
+            replica: name.to_owned(),
+            volume: "v".to_owned(),
+            size: 1 << 20,
+            disk: "d".to_owned(),
+            lvstore: Uuid::nil(),
+            lvol: None,
+            meta: None,
+            uuid: Uuid::nil(),
+            lineage: lineage.to_owned(),
+            promoted_epoch,
+            promoted_instance: String::new(),
+            created: 0,
+            running: false,
+            deleted: false,
         }
     }
-    
-    /// The superblock in a replica's meta area, read by the data plane that has its disk; `None` when there is none that it could
-    /// read.
-    pub(super) async fn read_superblock(
-        disk: &ReadyDisk,
-        replica: &ReplicaRecord,
-    ) -> Result<Option<Superblock>, AgentError> {
-        let plane = &disk.plane;
-        let lvol = replica.meta.as_ref().and_then(|meta| meta.lvol).filter(|_| plane.has_mirror());
-        let Some(lvol) = lvol else { return Ok(None) };
-        let found = plane.client.find_bdev(&disk.lvol_alias(&meta_lvol_name(&replica.replica))).await?;
-        if found.is_none_or(|bdev| bdev.uuid != lvol.to_string()) {
-            return Ok(None);
-        }
-        let slots = u32::try_from(SUPERBLOCK_SLOTS).unwrap_or(u32::MAX);
-        let bytes = plane.client.addax_mirror_read_meta(&lvol.to_string(), 0, slots).await?;
-        let own = |s: &Superblock| s.replica.as_str() == replica.replica && s.volume.as_str() == replica.volume;
-        Ok(newest_superblock(&bytes).filter(own))
-    }
-    
-    #[cfg(test)]
-    mod tests {
-        #![allow(clippy::unwrap_used)]
-        use super::*;
-        use mirror_core::meta::ReplicaState;
-        use mirror_core::{EngineInstance, VolumeId};
-        use uuid::Uuid;
-    
-        fn permit(over: &[&str]) -> Permit {
-            let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-            let record = pb::Record {
-                lineage: "l".to_owned(),
-                epoch: 5,
-                config_number: 7,
-                in_sync: names(&["a"]),
-                rebuilding: names(&["b"]),
-                over: names(over),
-            };
-            Permit::parse(record).unwrap()
-        }
-    
-        fn replica(name: &str, promoted_epoch: u64, lineage: &str) -> ReplicaRecord {
-            ReplicaRecord {
-                replica: name.to_owned(),
-                volume: "v".to_owned(),
-                size: 1 << 20,
-                disk: "d".to_owned(),
-                lvstore: Uuid::nil(),
-                lvol: None,
-                meta: None,
-                uuid: Uuid::nil(),
-                lineage: lineage.to_owned(),
-                promoted_epoch,
-                promoted_instance: String::new(),
-                created: 0,
-                running: false,
-                deleted: false,
-            }
-        }
-    
-        fn superblock(number: u64, lineage: &str) -> Superblock {
-            Superblock {
-                volume: VolumeId::new("v").unwrap(),
-                replica: ReplicaId::new("c").unwrap(),
+
+    fn superblock(number: u64, lineage: &str) -> Superblock {
+        Superblock {
+            volume: VolumeId::new("v").unwrap(),
+            replica: ReplicaId::new("c").unwrap(),
+            record: Config {
                 lineage: Lineage::new(lineage).unwrap(),
                 epoch: Epoch(3),
                 engine_instance: EngineInstance::new("e").unwrap(),
@@ -164,8 +164,8 @@ impl Permit {
                 rebuilding: BTreeSet::new(),
                 min_in_sync: 1,
                 size_blocks: 256,
-                        clean: false,
-                    },
+                clean: false,
+            },
             block_size: 4096,
             region_blocks: 256,
             state: ReplicaState::Member,
