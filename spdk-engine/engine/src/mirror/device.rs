@@ -180,7 +180,7 @@ impl Device {
             .filter(|l| !params.config.in_sync.contains(&l.replica))
             .map(|l| (l.leg, l.replica.clone(), l.local))
             .collect();
-        let instances: HashMap<_, _> = params.legs.iter().map(|l| (l.leg, l.instance.clone())).collect();
+        let instances: BTreeMap<_, _> = params.legs.iter().map(|l| (l.leg, l.instance.clone())).collect();
         let block_size = params.block_size;
         let device = Rc::new(Self {
             name,
