@@ -152,6 +152,13 @@ pub(crate) struct Fabric {
     targets: Arc<Mutex<BTreeMap<String, FakePlane>>>,
 }
 
+impl Fabric {
+    /// As of replicas that only engines without meta areas have used.
+    pub(crate) fn forget_superblocks(&self) {
+        self.superblocks.lock().unwrap().clear();
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct FakePlane {
     pub(crate) state: Arc<Mutex<FakeState>>,

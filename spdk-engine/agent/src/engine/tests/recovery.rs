@@ -215,6 +215,7 @@ async fn an_old_record_is_replaced_and_a_right_one_stays() {
 #[tokio::test]
 async fn copies_without_superblocks_keep_their_record_when_an_operator_does_without_their_word() {
     let cluster = Cluster::used(2).await;
+    cluster.nodes[0].fabric.forget_superblocks();
     let before = cluster.arbiter.get("v").unwrap();
     let request = cluster.recovery("r1", pb::RecoverAction::Recover);
     let unread = cluster.ask(0, request.clone()).await.unwrap_err();
