@@ -311,9 +311,28 @@ impl World {
     }
 
     fn record_read(&mut self, me: EngineRef, result: Result<mirror_core::Config, mirror_core::RecordError>) {
-        if self.process(me).is_some_and(|p| std::mem::take(&mut p.reading)) {
-            self.feed_opener(me, OpenInput::RecordRead { result });
+        let Some(process) = self.process(me) else { return };
+        if !std::mem::take(&mut process.reading) {
+            return;
         }
+        if let Job::Serving(core) = &process.job {
+            let ours = core.config();
+            if result.is_ok_and(|found| found.lineage != ours.lineage || found.epoch > ours.epoch) {
+                process.job = Job::Finished;
+                self.trace(|| format!("{me:?} ends: the arbiter knows a newer epoch"));
+            }
+            return;
+        }
+        self.feed_opener(me, OpenInput::RecordRead { result });
+    }
+
+    /// A replica that would be rebuilt knows a newer epoch: the arbiter is asked, since the core may never notice when none
+    /// of its members was fenced.
+    fn ask_whether_replaced(&mut self, me: EngineRef) {
+        let Some(process) = self.process(me).filter(|p| !p.reading) else { return };
+        process.reading = true;
+        self.send_arbiter(me, ToArbiter::Read);
+        self.post(100 * MS, Event::Engine { to: me, body: ToEngine::RecordTimeout });
     }
 
     fn swapped(&mut self, me: EngineRef, swap: mirror_core::SwapId, outcome: SwapOutcome) {
@@ -518,6 +537,7 @@ impl World {
                     }
                 }
             }
+            Purpose::Rejoin if matches!(admitted, Some(None)) && serving => self.ask_whether_replaced(me),
             Purpose::Rejoin => {
                 if let Some(Some(ReplicaFacts { meta, instance, .. })) = admitted
                     && serving

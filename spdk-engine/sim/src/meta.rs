@@ -89,11 +89,13 @@ impl World {
         }
         let number = config.config_number;
         process.carried = Some(number);
+        let epoch = process.epoch;
         let leaving = core.status().leaving;
         let leaving: Vec<usize> = leaving.iter().filter_map(|l| process.legs.get(l)).map(|l| l.replica).collect();
         let stays = |r: &usize| !leaving.contains(r);
         let members: Vec<usize> = config.in_sync.iter().map(replica_index).filter(stays).collect();
-        let carries = |r: &Replica| r.superblock().is_some_and(|s| s.record.config_number >= number);
+        // What a replica went through after a newer engine fenced it is not this engine's, which may pass on old answers.
+        let carries = |r: &Replica| r.epoch > epoch || r.superblock().is_some_and(|s| s.record.config_number >= number);
         let without = members.iter().find(|m| self.replicas[**m].has_meta() && !carries(&self.replicas[**m]));
         if let Some(member) = without {
             self.fail(format!("{me:?} acknowledges by configuration {number}, which r{member} does not carry"));
