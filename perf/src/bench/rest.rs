@@ -77,7 +77,7 @@ const KINDS: [(&str, &str, Option<f64>, &str); 9] = [
         "bare sockets after idle, above busy",
         "µs",
         None,
-        "the same bytes from a thread that waited in the kernel for a second, less the same: what waking costs here",
+        "the same bytes from a thread that waited in the kernel as long, less the same: what waking costs here",
     ),
     ("4 KiB read at depth 1, busy", "µs", None, "median, by a host that polls"),
     ("memory with one volume", "MiB", Some(ONE_LIMIT), "resident, one connected volume, memory options as they come"),
@@ -160,7 +160,7 @@ fn at_rest(course: &Course<'_>, side: &Side, race: &mut Race, figures: &mut Figu
     }
     figures.push(("idle processor", median(&mut shares)));
     figures.push(("first I/O after idle, above busy", median(&mut firsts) - busy));
-    let bare = floor::after_idle(WINDOW / 10, 10 * WINDOWS, 4096, course.args.target_cpu);
+    let bare = floor::after_idle(WINDOW, WINDOWS, 4096, course.args.target_cpu);
     figures.push(("bare sockets after idle, above busy", median(&mut bare.map_err(|e| e.to_string())?) - busy));
     Ok(())
 }
