@@ -41,19 +41,37 @@ struct Active {
     done: LegMask,
     /// Members that had no room for what the source holds.
     full: LegMask,
+    /// Legs that were on their way out and did not get a part of what is equal.
+    skipped: LegMask,
+}
+
+/// A range that waits for its repair.
+#[derive(Debug, Clone, Copy)]
+struct Queued {
+    slot: u32,
+    /// Legs that do not have what others may have read there already: no source while there is another.
+    without: LegMask,
+}
+
+/// A range that is final on every leg that stays.
+#[derive(Debug, Clone, Copy)]
+struct Settled {
+    slot: u32,
+    /// Legs that were on their way out then and do not have it.
+    skipped: LegMask,
 }
 
 /// Repairs waiting, the one under way, and those that are done but for legs on their way out.
 #[derive(Debug, Default)]
 pub(crate) struct Repairs {
-    queue: VecDeque<u32>,
+    queue: VecDeque<Queued>,
     active: Option<Active>,
-    settling: Vec<u32>,
+    settling: Vec<Settled>,
 }
 
 impl Repairs {
     pub(crate) fn enqueue(&mut self, slot: u32) {
-        self.queue.push_back(slot);
+        self.queue.push_back(Queued { slot, without: LegMask::EMPTY });
     }
 
     /// Forgets what a leg that left did.
@@ -63,7 +81,10 @@ impl Repairs {
             active.sent.remove(leg);
             active.done.remove(leg);
             active.full.remove(leg);
+            active.skipped.remove(leg);
         }
+        self.queue.iter_mut().for_each(|q| q.without.remove(leg));
+        self.settling.iter_mut().for_each(|s| s.skipped.remove(leg));
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -76,10 +97,11 @@ impl Core {
     pub(crate) fn pump_repair(&mut self, out: &mut Vec<Action>) {
         loop {
             if self.repairs.active.is_none() {
-                let Some(slot) = self.repairs.queue.front().copied() else { break };
-                let Some(source) = self.repair_source(slot, LegMask::EMPTY) else { break };
+                let Some(Queued { slot, without }) = self.repairs.queue.front().copied() else { break };
+                let tried = self.sources_to_spare(without);
+                let Some(source) = self.repair_source(slot, tried) else { break };
                 self.repairs.queue.pop_front();
-                self.repairs.active = Some(fresh(slot, source, LegMask::EMPTY));
+                self.repairs.active = Some(fresh(slot, source, tried));
             }
             while self.step_repair(out) {}
             if self.repairs.active.is_some() {
@@ -87,6 +109,18 @@ impl Core {
             }
         }
         self.finish_settled(out);
+    }
+
+    /// Legs that must not be the source of a range that was settled without them. When nobody else is left, what they hold is
+    /// the range; then rebuilds, whose copies may have read it elsewhere, begin anew.
+    fn sources_to_spare(&mut self, without: LegMask) -> LegMask {
+        if without.is_empty() || !self.legs.mask(stays).without(without).is_empty() {
+            return without;
+        }
+        for leg in self.legs.mask(|l| l.role != Role::Member).iter() {
+            self.eject_or_drop(leg, DropReason::WriteFailed(LegError::Media));
+        }
+        LegMask::EMPTY
     }
 
     /// A member to take the range from, preferably one that failed the write.
@@ -122,7 +156,6 @@ impl Core {
     }
 
     fn repair_read(&mut self, active: Active, range: (u64, u32), out: &mut Vec<Action>) -> bool {
-        let stays = |l: &Leg| l.role == Role::Member && l.eject.is_none();
         if active.tried.contains(active.source) || !self.legs.get(active.source).is_some_and(stays) {
             return self.change_source(active);
         }
@@ -143,7 +176,7 @@ impl Core {
             self.repairs.active = Some(fresh(active.slot, source, tried));
             return true;
         }
-        let staying = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none());
+        let staying = self.legs.mask(stays);
         let untried = staying.without(tried);
         self.repairs.active = Some(Active { tried, ..active });
         if !untried.is_empty() {
@@ -182,8 +215,8 @@ impl Core {
         }
         let offset = active.offset + u64::from(range.1);
         if offset < total {
-            let tried = active.tried;
-            self.repairs.active = Some(Active { offset, ..fresh(active.slot, active.source, tried) });
+            let skipped = active.skipped.or(self.on_their_way_out());
+            self.repairs.active = Some(Active { offset, skipped, ..fresh(active.slot, active.source, active.tried) });
             return true;
         }
         self.settle_repair(active)
@@ -193,7 +226,8 @@ impl Core {
     /// holds this one up may need a new replica, whose copy waits for the ranges of the repairs behind it.
     fn settle_repair(&mut self, active: Active) -> bool {
         self.repairs.active = None;
-        self.repairs.settling.push(active.slot);
+        let skipped = active.skipped.or(self.on_their_way_out());
+        self.repairs.settling.push(Settled { slot: active.slot, skipped });
         if let Some(op) = self.host.get_mut(active.slot) {
             op.settled = true;
             let lock = op.lock;
@@ -205,13 +239,23 @@ impl Core {
         false
     }
 
-    /// Answers the hosts of repairs that are done, once the legs that failed have left.
+    /// Legs that acknowledgements need until a swap has taken them out.
+    fn on_their_way_out(&self) -> LegMask {
+        self.expected.and(self.legs.mask(Leg::is_failed))
+    }
+
+    /// Answers the hosts of repairs that are done, once the legs that failed have left. A leg that was welcome again
+    /// instead, having come back before a swap could take it out, gets the range after all.
     fn finish_settled(&mut self, out: &mut Vec<Action>) {
-        let leaving = self.legs.mask(Leg::is_failed);
-        if self.repairs.settling.is_empty() || !self.expected.and(leaving).is_empty() {
+        if self.repairs.settling.is_empty() || !self.on_their_way_out().is_empty() {
             return;
         }
-        for slot in std::mem::take(&mut self.repairs.settling) {
+        for Settled { slot, skipped } in std::mem::take(&mut self.repairs.settling) {
+            let without = self.expected.and(skipped);
+            if !without.is_empty() {
+                self.repairs.queue.push_back(Queued { slot, without });
+                continue;
+            }
             if let Some(op) = self.host.get(slot).copied() {
                 out.push(Action::Event(Event::RangeRepaired { lba: op.lba, blocks: op.blocks }));
                 let error = op.error.map_or(HostError::Media, host_error);
@@ -256,12 +300,16 @@ impl Core {
 
 impl Core {
     fn may_be_source(&self, active: Active, leg: LegId) -> bool {
-        let stays = |l: &Leg| l.role == Role::Member && l.eject.is_none() && !l.unequal;
-        !active.tried.contains(leg) && self.legs.get(leg).is_some_and(stays)
+        !active.tried.contains(leg) && self.legs.get(leg).is_some_and(|l| stays(l) && !l.unequal)
     }
+}
+
+/// A member that is not to leave.
+fn stays(leg: &Leg) -> bool {
+    leg.role == Role::Member && leg.eject.is_none()
 }
 
 fn fresh(slot: u32, source: LegId, tried: LegMask) -> Active {
     let none = LegMask::EMPTY;
-    Active { slot, stage: Stage::Read, source, offset: 0, tried, sent: none, done: none, full: none }
+    Active { slot, stage: Stage::Read, source, offset: 0, tried, sent: none, done: none, full: none, skipped: none }
 }

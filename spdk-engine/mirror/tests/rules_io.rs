@@ -5,7 +5,7 @@ mod common;
 
 use common::{BLOCKS, Bench, MS, params, set};
 use mirror_core::{
-    Core, CoreError, DropReason, Event, HostError, Input, LegError, LegId, Op, Payload, StopReason, SwapReason,
+    Core, CoreError, DropReason, Event, HostError, HostId, Input, LegError, LegId, Op, Payload, StopReason, SwapReason,
 };
 
 #[test]
@@ -240,6 +240,45 @@ fn several_full_members_are_made_equal_from_the_one_that_has_room_for_the_least(
     writes.into_iter().for_each(|io| b.finish(io, Ok(())));
     assert_eq!(b.result_of(w), Some(Err(HostError::NoSpace)));
     assert!(b.swaps.is_empty(), "lack of space ejects nobody");
+}
+
+/// A swap under way keeps a member that is lost from being taken out; meanwhile a range of 20 blocks is made equal without it.
+fn repaired_without_b() -> (Bench, HostId) {
+    let mut b = Bench::of(&["a", "b"]);
+    b.input(Input::AddLeg { leg: LegId(2), replica: common::replica("c"), local: false, meta: false });
+    assert_eq!(b.asked().reason, SwapReason::StartRebuild);
+    let w = b.write(0, 20);
+    b.reply(w, 0, Err(LegError::NoSpace));
+    b.lose(1);
+    b.advance(2_000 * MS);
+    assert!(b.copies().is_empty(), "there is nobody to be made equal");
+    assert_eq!(b.result_of(w), None);
+    (b, w)
+}
+
+#[test]
+fn rule_18_a_member_that_is_welcome_again_gets_what_was_repaired_without_it() {
+    let (mut b, w) = repaired_without_b();
+    b.back(1);
+    for (lba, blocks) in [(0, 16), (16, 4)] {
+        assert_eq!(b.result_of(w), None, "b does not have the range");
+        let read = b.copies();
+        assert_eq!(read.iter().map(|c| (c.leg.0, c.op, c.lba)).collect::<Vec<_>>(), [(0, Op::Read, lba)]);
+        b.finish(read[0], Ok(()));
+        let writes = b.copies();
+        assert_eq!(writes.iter().map(|c| (c.leg.0, c.lba, c.blocks)).collect::<Vec<_>>(), [(1, lba, blocks)]);
+        b.finish(writes[0], Ok(()));
+    }
+    assert_eq!(b.result_of(w), Some(Err(HostError::NoSpace)));
+}
+
+#[test]
+fn rule_18_a_member_that_leaves_does_not_get_what_was_repaired_without_it() {
+    let (mut b, w) = repaired_without_b();
+    b.commit();
+    assert_eq!(b.asked().next.in_sync, set(&["a"]));
+    b.commit();
+    assert_eq!(b.result_of(w), Some(Err(HostError::NoSpace)));
 }
 
 #[test]
