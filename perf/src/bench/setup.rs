@@ -5,6 +5,8 @@
 
 use std::path::Path;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};
 
 use super::matrix::Device;
@@ -15,6 +17,12 @@ pub const NQN: &str = "nqn.2026-11.io.addax:volume:bench";
 pub const CLUSTER: u32 = 64 << 10;
 /// Bytes of every device but logical volumes.
 pub const DEVICE_BYTES: u64 = 128 << 20;
+/// Bytes of [`Device::MirrorCold`].
+const COLD_BYTES: u64 = 1 << 40;
+/// Bytes of a meta area: room for the bits and stamps of [`COLD_BYTES`].
+const META_BYTES: u64 = 16 << 20;
+/// Bytes for which there is a write-intent bit, in volumes of up to [`COLD_BYTES`].
+const REGION_BYTES: u64 = 1 << 20;
 /// Bytes of a logical volume.
 pub const LVOL_BYTES: u64 = 512 << 20;
 /// Bytes of the device that logical volumes are on: two copies of a volume, and metadata.
@@ -64,6 +72,7 @@ impl Abilities {
             Device::Uring => self.has("bdev_uring_create") || self.has("bdev_aio_create"),
             Device::Raid1 => self.has("bdev_raid_create"),
             Device::Mirror | Device::MirrorTcp => self.has("addax_mirror_create") || self.has("bdev_raid_create"),
+            Device::MirrorHot | Device::MirrorCold => self.has("addax_mirror_create"),
             Device::LvolThick | Device::LvolThin | Device::LvolCow => {
                 self.has("bdev_lvol_create_lvstore") && self.has("bdev_lvol_create") && self.has("bdev_lvol_snapshot")
             }
@@ -93,7 +102,11 @@ pub struct Place<'a> {
 /// Bytes of the exported device.
 #[must_use]
 pub const fn bytes(device: Device) -> u64 {
-    if device.is_lvol() { LVOL_BYTES } else { DEVICE_BYTES }
+    match device {
+        Device::LvolThick | Device::LvolThin | Device::LvolCow => LVOL_BYTES,
+        Device::MirrorCold => COLD_BYTES,
+        _ => DEVICE_BYTES,
+    }
 }
 
 /// Memory that a device takes in the data plane, in MiB.
@@ -103,6 +116,7 @@ pub const fn memory_mib(device: Device) -> u64 {
         Device::Null | Device::Uring => 0,
         Device::Malloc => DEVICE_BYTES,
         Device::Raid1 | Device::Mirror | Device::MirrorTcp => 3 * DEVICE_BYTES,
+        Device::MirrorHot | Device::MirrorCold => 3 * META_BYTES,
         Device::LvolThick | Device::LvolThin | Device::LvolCow => STORE_BYTES,
     };
     bytes >> 20
@@ -125,12 +139,20 @@ pub fn build(device: Device, lba: u32, abilities: &Abilities, place: Place<'_>) 
         }
         Device::Mirror => {
             let names = bases(&mut calls, lba);
-            calls.push(mirror(&names, true, lba, abilities));
+            calls.push(mirror(&names, (true, false, DEVICE_BYTES), lba, abilities));
         }
         Device::MirrorTcp => {
             let names: Vec<String> =
                 bases(&mut calls, lba).iter().map(|base| remote(&mut calls, base, place.port)).collect();
-            calls.push(mirror(&names, false, lba, abilities));
+            calls.push(mirror(&names, (false, false, DEVICE_BYTES), lba, abilities));
+        }
+        Device::MirrorHot | Device::MirrorCold => {
+            let names: Vec<String> = (1..=3).map(|number| format!("base{number}")).collect();
+            for name in &names {
+                calls.push(call("bdev_null_create", geometry(name, bytes(device), lba)));
+                calls.push(call("bdev_malloc_create", geometry(&meta_of(name), META_BYTES, lba)));
+            }
+            calls.push(mirror(&names, (true, true, bytes(device)), lba, abilities));
         }
         Device::LvolThick | Device::LvolThin | Device::LvolCow => {
             calls.push(call("bdev_malloc_create", geometry("base0", STORE_BYTES, lba)));
@@ -158,17 +180,33 @@ fn raid(names: &[String]) -> Call {
     call("bdev_raid_create", json!({"name": TOP, "raid_level": "raid1", "base_bdevs": names, "superblock": false}))
 }
 
-fn mirror(names: &[String], local: bool, lba: u32, abilities: &Abilities) -> Call {
+fn meta_of(name: &str) -> String {
+    format!("{name}-meta")
+}
+
+/// A mirror of so many bytes, with local legs or not, with meta areas or not.
+fn mirror(names: &[String], (local, meta, size): (bool, bool, u64), lba: u32, abilities: &Abilities) -> Call {
     if !abilities.has("addax_mirror_create") {
         return raid(names);
     }
     let replicas: Vec<String> = (1..=names.len()).map(|number| format!("replica{number}")).collect();
-    let leg = |(replica, name): (&String, &String)| json!({"replica": replica, "bdev_name": name, "local": local});
+    let leg = |(replica, name): (&String, &String)| {
+        let mut leg = json!({"replica": replica, "bdev_name": name, "local": local});
+        if meta {
+            leg["meta_bdev_name"] = meta_of(name).into();
+        }
+        leg
+    };
     let legs: Vec<Value> = replicas.iter().zip(names).map(leg).collect();
     let config = json!({"lineage": "bench", "epoch": 1, "engine_instance": "bench", "config_number": 1,
-        "in_sync": replicas, "rebuilding": [], "min_in_sync": 1, "size": DEVICE_BYTES, "clean": true});
-    let params = json!({"name": TOP, "uuid": MIRROR_UUID, "volume": "bench", "block_size": lba,
-        "size_bytes": DEVICE_BYTES, "config": config, "legs": legs});
+        "in_sync": replicas, "rebuilding": [], "min_in_sync": 1, "size": size, "clean": true});
+    let mut params = json!({"name": TOP, "uuid": MIRROR_UUID, "volume": "bench", "block_size": lba,
+        "size_bytes": size, "config": config, "legs": legs});
+    if meta {
+        // One bit for each region; nothing is inherited.
+        let bytes = usize::try_from(size.div_ceil(REGION_BYTES).div_ceil(8)).unwrap_or_default();
+        params["inherited"] = BASE64.encode(vec![0; bytes]).into();
+    }
     call("addax_mirror_create", params)
 }
 
@@ -241,7 +279,7 @@ pub fn renew(device: Device, has_snapshot: bool) -> (Vec<Call>, Vec<Call>) {
 /// Whether a device is filled with data before it is measured: memory that was never written is not memory yet.
 #[must_use]
 pub const fn is_filled(device: Device) -> bool {
-    !matches!(device, Device::Null | Device::LvolThin)
+    !matches!(device, Device::Null | Device::LvolThin | Device::MirrorHot | Device::MirrorCold)
 }
 
 /// The calls that make and export so many null devices of 64 MiB, for the cells at rest: one subsystem each.

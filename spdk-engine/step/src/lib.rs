@@ -17,7 +17,7 @@ use addax_engine::app::{App, Options, Phase};
 use addax_engine::reactor::idle::Policy;
 use addax_engine::reactor::{CONTROL, Reactor};
 use addax_engine::rpc::Methods;
-use addax_engine::{bdev, nvmf, raid};
+use addax_engine::{bdev, mirror, nvmf, raid};
 use addax_hugepages::{BufPool, ClassConfig, MapPolicy, PoolConfig};
 use serde_json::{Value, json};
 
@@ -26,6 +26,9 @@ use wire::{Driver, World};
 
 /// The subsystem that the host attaches to.
 pub const SUBSYSTEM: &str = "nqn.2026-11.io.addax:step";
+
+/// What a device of several consists of.
+const MEMBERS: [&str; 3] = ["m0", "m1", "m2"];
 
 /// What the I/O goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -36,6 +39,8 @@ pub enum Device {
     Malloc,
     /// Three of them, written together.
     Raid1,
+    /// The same as a volume.
+    Mirror,
 }
 
 /// Why the engine could not be set up.
@@ -88,6 +93,7 @@ impl Step {
         let mut methods = Methods::default();
         bdev::rpc::register(&mut methods);
         raid::register(&mut methods);
+        mirror::register(&mut methods);
         nvmf::register(&mut methods);
         let mut step = Self { reactor, world, app, methods };
         step.set_up(device)?;
@@ -101,12 +107,12 @@ impl Step {
             }
             Device::Malloc => self.malloc("d")?,
             Device::Raid1 => {
-                let members = ["m0", "m1", "m2"];
-                for name in members {
+                for name in MEMBERS {
                     self.malloc(name)?;
                 }
-                self.rpc("bdev_raid_create", json!({ "name": "d", "raid_level": "raid1", "base_bdevs": members }))?
+                self.rpc("bdev_raid_create", json!({ "name": "d", "raid_level": "raid1", "base_bdevs": MEMBERS }))?
             }
+            Device::Mirror => self.mirror()?,
         };
         let address = json!({ "trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": "4420" });
         self.rpc("nvmf_create_transport", json!({ "trtype": "TCP" }))?;
@@ -115,6 +121,18 @@ impl Step {
         self.rpc("nvmf_subsystem_add_ns", json!({ "nqn": SUBSYSTEM, "namespace": { "bdev_name": "d" } }))?;
         self.rpc("nvmf_subsystem_add_listener", json!({ "nqn": SUBSYSTEM, "listen_address": address }))?;
         Ok(())
+    }
+
+    fn mirror(&mut self) -> Result<Value, Failed> {
+        for name in MEMBERS {
+            self.malloc(name)?;
+        }
+        let legs = MEMBERS.map(|name| json!({ "replica": name, "bdev_name": name, "local": true }));
+        let config = json!({ "lineage": "step", "epoch": 1, "engine_instance": "step", "config_number": 1,
+            "in_sync": MEMBERS, "rebuilding": [], "min_in_sync": 1, "size": 65536 * 512, "clean": true });
+        let params = json!({ "name": "d", "uuid": "0b4f5c3e-5a0e-4a43-9c5d-2f6a3f0e7d11", "volume": "step",
+            "block_size": 512, "size_bytes": 65536 * 512, "config": config, "legs": legs });
+        self.rpc("addax_mirror_create", params)
     }
 
     fn malloc(&mut self, name: &str) -> Result<Value, Failed> {

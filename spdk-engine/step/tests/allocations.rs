@@ -17,7 +17,7 @@ fn allocations(device: Device, io: Workload) -> u64 {
 
 #[test]
 fn an_io_allocates_nothing() {
-    for device in [Device::Null, Device::Malloc, Device::Raid1] {
+    for device in [Device::Null, Device::Malloc, Device::Raid1, Device::Mirror] {
         for write in [false, true] {
             for (bytes, depth) in [(4096, 1), (4096, 32), (4096, 128), (16_384, 8), (131_072, 8)] {
                 let io = Workload { write, bytes, depth };

@@ -28,13 +28,15 @@ fn record_path() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/instructions.json")
 }
 
-const CASES: [(&str, &[&str]); 6] = [
+const CASES: [(&str, &[&str]); 8] = [
     ("null read 4096", &["--device", "null"]),
     ("null write 4096", &["--device", "null", "--write"]),
     ("malloc read 4096", &["--device", "malloc"]),
     ("malloc write 4096", &["--device", "malloc", "--write"]),
     ("raid1 read 4096", &["--device", "raid1"]),
     ("raid1 write 4096", &["--device", "raid1", "--write"]),
+    ("mirror read 4096", &["--device", "mirror"]),
+    ("mirror write 4096", &["--device", "mirror", "--write"]),
 ];
 
 /// Instructions under `turn_engine`, without those in block copies, and the calls.
