@@ -538,6 +538,16 @@ impl World {
                 }
             }
             Purpose::Rejoin if matches!(admitted, Some(None)) && serving => self.ask_whether_replaced(me),
+            // Its agent asks the arbiter: an engine that is not written to may never notice.
+            Purpose::Rejoin if admitted == Some(None) => {
+                let epoch = process.epoch;
+                if self.arbiter.read().is_some_and(|record| record.epoch > epoch) {
+                    self.trace(|| format!("{me:?} is ended: a newer epoch exists"));
+                    if let Some(process) = self.process(me) {
+                        process.job = Job::Finished;
+                    }
+                }
+            }
             Purpose::Rejoin => {
                 if let Some(Some(ReplicaFacts { meta, instance, .. })) = admitted
                     && serving

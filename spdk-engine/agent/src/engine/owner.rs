@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use addax_api::nqn::volume_nqn;
 use addax_proto::engine_v1 as pb;
-use mirror_core::{OpenError, RecordError};
+use mirror_core::{OpenError, PromoteError, RecordError};
 use pb::event::Object;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
@@ -605,6 +605,10 @@ impl Owner {
         for member in self.orphans() {
             if let Err(error) = self.connect_leg(&member).await {
                 tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot rebuild yet");
+                if matches!(error, AgentError::Superseded(_)) {
+                    // While nothing is written the mirror itself may never notice.
+                    self.check_superseded().await;
+                }
             }
         }
         if self.needs_mending() {
@@ -687,7 +691,8 @@ impl Owner {
         };
         let promoted = self.context.peers.promote(member, Self::promotion(&open.identity)).await;
         let promoted = promoted.map_err(|error| {
-            AgentError::Unavailable(format!("replica '{}' cannot be promoted: {error}", member.replica))
+            let text = format!("replica '{}' cannot be promoted: {error}", member.replica);
+            if error == PromoteError::Newer { AgentError::Superseded(text) } else { AgentError::Unavailable(text) }
         })?;
         let client = &open.plane.client;
         let power = power_instance(&promoted);

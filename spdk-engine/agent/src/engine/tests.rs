@@ -491,6 +491,35 @@ async fn rule_01_the_mirror_hears_of_lost_power_before_the_replica_is_promoted_a
     assert_eq!(told.1, json!({"name": "v.v", "replica": "v-r-1", "instance": "b2"}));
 }
 
+/// Rule 15: an opener that died after its epoch was raised leaves an engine behind that can rebuild nothing any more.
+#[tokio::test]
+async fn rule_15_an_idle_engine_that_was_replaced_learns_it_from_the_replica_it_cannot_rebuild() {
+    let cluster = cluster(2).await;
+    cluster.open(0).await;
+    let mut record = cluster.arbiter.get("v").unwrap();
+    record.epoch = mirror_core::Epoch(2);
+    record.engine_instance = mirror_core::EngineInstance::new("dead-opener").unwrap();
+    cluster.arbiter.put("v", record);
+    let promotion = crate::replica::Promotion {
+        volume: "v".to_owned(),
+        epoch: 2,
+        instance: "dead-opener".to_owned(),
+        lineage: "l".to_owned(),
+        expected: None,
+    };
+    cluster.nodes[1].services.replicas.promote(NAMES[1], promotion).await.unwrap();
+    {
+        let mut state = cluster.nodes[0].plane.state.lock().unwrap();
+        let mirror = state.mirrors.get_mut("v.v").unwrap();
+        (mirror.config["in_sync"], mirror.config["rebuilding"]) = (json!([NAMES[0]]), json!([NAMES[1]]));
+        mirror.legs.retain(|leg| leg["replica"] == NAMES[0]);
+        state.event(json!({"type": "leg", "name": "v.v", "replica": NAMES[1], "state": "out"}));
+    }
+    cluster.nodes[0].plane.changed.notify_waiters();
+    let lost = cluster.nodes[0].wait_engine("lost", |engine| engine.state() == pb::State::Error).await;
+    assert!(lost.message.contains("another engine"), "{}", lost.message);
+}
+
 #[tokio::test]
 async fn rule_01_a_promote_that_expects_another_instance_changes_nothing() {
     let cluster = cluster(1).await;
