@@ -126,9 +126,9 @@ impl Scene {
         not.iter().for_each(|(node, disk)| drop(cluster.cli(&["disk", "disable", node, disk]).unwrap()));
         let count = copies.to_string();
         let create = ["volume", "create", volume, "--size", "64MiB", "--replicas", &count];
-        // Nodes whose managers have just come say only after a moment that they are ready.
+        // Nodes that have just come say only after a moment that they and their disks are ready.
         while let Err(error) = cluster.cli(&[&create[..], more].concat()) {
-            assert!(error.to_string().contains("not ready") && began.elapsed() < PATIENCE, "{error:#}");
+            assert!(error.to_string().contains("has no room") && began.elapsed() < PATIENCE, "{error:#}");
             std::thread::sleep(Duration::from_millis(100));
         }
         let target = cluster.attach(volume, "node-1", 60).unwrap();
