@@ -61,7 +61,10 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["volume", "create", "a-name-that-is-longer-than-fifty-two-letters-are-together", "--size", "8MiB"],
         "at most 52 are allowed",
     ),
-    (&["volume", "attach", VOLUME, "--node", "node-2"], "volume data is attached to node-1: move it, or detach it first"),
+    (
+        &["volume", "attach", VOLUME, "--node", "node-2"],
+        "volume data is attached to node-1: move it, or detach it first",
+    ),
     (&["volume", "attach", VOLUME, "--node", "node-9"], "node \"node-9\" does not exist"),
     (&["volume", "attach", "none", "--node", "node-1"], "volume \"none\" does not exist"),
     (
