@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use super::device;
 use crate::error::AgentError;
-use crate::replica::DRAIN_DEADLINE;
+use crate::replica::{DRAIN_DEADLINE, Promotion};
 use crate::rpc::{AttachParams, Client, Listener, NewSubsystem, PathUse, RpcError};
 use crate::state::{EngineWish, MemberWish};
 use crate::supervise::Plane;
@@ -44,6 +44,17 @@ pub(super) struct Identity {
 impl Identity {
     pub(super) fn host_nqn(&self) -> String {
         engine_host_nqn(&self.volume, self.epoch, &self.instance)
+    }
+
+    /// What a replica is asked to be promoted to, whatever its instance is.
+    pub(super) fn promotion(&self) -> Promotion {
+        Promotion {
+            volume: self.volume.clone(),
+            epoch: self.epoch,
+            instance: self.instance.clone(),
+            lineage: self.lineage.clone(),
+            expected: None,
+        }
     }
 }
 

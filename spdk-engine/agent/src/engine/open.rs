@@ -39,7 +39,6 @@ use super::device::Device;
 use super::peers::Peers;
 use crate::arbiter::{Arbiter, block_size, config_to_mirror, mirror_to_config};
 use crate::error::AgentError;
-use crate::replica::Promotion;
 use crate::rpc::{LegParams, MirrorParams};
 use crate::state::{EngineWish, MemberWish};
 use crate::supervise::Plane;
@@ -330,14 +329,7 @@ async fn promote_and_attach(
     if identity.epoch > 1 && members.iter().any(|name| name == replica) {
         check_not_emptied(attempt, &member, members, known).await?;
     }
-    let promotion = Promotion {
-        volume: identity.volume.clone(),
-        epoch: identity.epoch,
-        instance: identity.instance.clone(),
-        lineage: identity.lineage.clone(),
-        expected: None,
-    };
-    let promoted = attempt.peers.promote(&member, promotion).await?;
+    let promoted = attempt.peers.promote(&member, identity.promotion()).await?;
     let (volatile, instance) = (promoted.volatile, power_instance(&promoted));
     let plane = promoted.data_plane_instance;
     let attached = build::attach(&attempt.plane, identity, &member, &plane).await;

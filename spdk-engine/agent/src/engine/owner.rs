@@ -617,16 +617,6 @@ impl Owner {
         }
     }
 
-    fn promotion(identity: &Identity) -> Promotion {
-        Promotion {
-            volume: identity.volume.clone(),
-            epoch: identity.epoch,
-            instance: identity.instance.clone(),
-            lineage: identity.lineage.clone(),
-            expected: None,
-        }
-    }
-
     /// A lost leg's data plane may have been restarted: then nobody is on its allow-list until a promote. While it is
     /// the same process, the connection comes back by itself and a promote would only end it again. A stock one gets
     /// a promote either way, which drains the lost session, and only then a new session. Its machine may have lost power
@@ -648,7 +638,7 @@ impl Owner {
             tracing::warn!(volume = %self.wish.volume, replica = %member.replica, %error, "cannot tell its instance");
             return;
         }
-        let promotion = Promotion { expected: Some(found.instance), ..Self::promotion(&open.identity) };
+        let promotion = Promotion { expected: Some(found.instance), ..open.identity.promotion() };
         match self.context.peers.promote(member, promotion).await {
             Ok(promoted) => {
                 open.planes.insert(member.replica.clone(), promoted.data_plane_instance);
@@ -689,7 +679,7 @@ impl Owner {
         let Phase::Open(open) = &mut self.phase else {
             return Err(AgentError::Unavailable(format!("volume '{}' is not open now", self.wish.volume)));
         };
-        let promoted = self.context.peers.promote(member, Self::promotion(&open.identity)).await;
+        let promoted = self.context.peers.promote(member, open.identity.promotion()).await;
         let promoted = promoted.map_err(|error| {
             let text = format!("replica '{}' cannot be promoted: {error}", member.replica);
             if error == PromoteError::Newer { AgentError::Superseded(text) } else { AgentError::Unavailable(text) }

@@ -36,7 +36,6 @@ use super::build::{self, Identity};
 use super::{EngineContext, Engines, invalid, parse_member};
 use crate::arbiter::{Concluded, Conclusion, History, config_to_record};
 use crate::error::AgentError;
-use crate::replica::Promotion;
 use crate::state::MemberWish;
 use crate::supervise::Plane;
 
@@ -463,15 +462,8 @@ impl Work<'_> {
     async fn promote(&self, member: &MemberWish, identity: &Identity) -> Result<pb::Replica, PromoteError> {
         let mut left = PROMOTES;
         loop {
-            let promotion = Promotion {
-                volume: identity.volume.clone(),
-                epoch: identity.epoch,
-                instance: identity.instance.clone(),
-                lineage: identity.lineage.clone(),
-                expected: None,
-            };
             left -= 1;
-            match self.context.peers.promote(member, promotion).await {
+            match self.context.peers.promote(member, identity.promotion()).await {
                 // Its sessions may still be draining.
                 Err(PromoteError::Unreachable) if left > 0 => tokio::time::sleep(PAUSE).await,
                 outcome => return outcome,

@@ -115,8 +115,6 @@ pub(super) async fn read_superblock(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use mirror_core::meta::ReplicaState;
-    use mirror_core::{EngineInstance, VolumeId};
     use uuid::Uuid;
 
     fn permit(over: &[&str]) -> Permit {
@@ -152,26 +150,7 @@ mod tests {
     }
 
     fn superblock(number: u64, lineage: &str) -> Superblock {
-        Superblock {
-            volume: VolumeId::new("v").unwrap(),
-            replica: ReplicaId::new("c").unwrap(),
-            record: Config {
-                lineage: Lineage::new(lineage).unwrap(),
-                epoch: Epoch(3),
-                engine_instance: EngineInstance::new("e").unwrap(),
-                config_number: ConfigNumber(number),
-                in_sync: BTreeSet::from([ReplicaId::new("c").unwrap()]),
-                rebuilding: BTreeSet::new(),
-                min_in_sync: 1,
-                size_blocks: 256,
-                clean: false,
-            },
-            block_size: 4096,
-            region_blocks: 256,
-            state: ReplicaState::Member,
-            instance: String::new(),
-            sequence: 1,
-        }
+        super::super::tests::superblock("c", number, lineage)
     }
 
     #[test]

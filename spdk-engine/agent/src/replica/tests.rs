@@ -4,6 +4,8 @@ use crate::disk::{DiskContext, DiskState};
 use crate::fake_plane::{Fabric, FakeLvol, FakePlane, FakeStore, ready_disk};
 use crate::state::DiskStore;
 use crate::supervise::{self, Plane};
+use mirror_core::meta::{ReplicaState, Superblock};
+use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
 use std::path::Path;
 use uuid::Uuid;
 
@@ -74,6 +76,31 @@ fn request(create: bool) -> pb::StartReplicaRequest {
         disk: "d".to_owned(),
         size_bytes: 1 << 20,
         create,
+    }
+}
+
+/// The superblock of the only member of volume `v` at epoch 3.
+pub(super) fn superblock(replica: &str, number: u64, lineage: &str) -> Superblock {
+    let replica = ReplicaId::new(replica).unwrap();
+    Superblock {
+        volume: VolumeId::new("v").unwrap(),
+        record: Config {
+            lineage: Lineage::new(lineage).unwrap(),
+            epoch: Epoch(3),
+            engine_instance: EngineInstance::new("e3").unwrap(),
+            config_number: ConfigNumber(number),
+            in_sync: [replica.clone()].into(),
+            rebuilding: [].into(),
+            min_in_sync: 1,
+            size_blocks: 256,
+            clean: false,
+        },
+        replica,
+        block_size: 4096,
+        region_blocks: 256,
+        state: ReplicaState::Member,
+        instance: String::new(),
+        sequence: 1,
     }
 }
 
@@ -190,32 +217,11 @@ async fn a_new_agent_keeps_the_session_of_the_promoted_engine_and_ends_others() 
 
 #[tokio::test]
 async fn rule_22_data_stays_that_knows_as_much_as_the_record_by_which_it_is_to_go() {
-    use mirror_core::meta::{ReplicaState, Superblock};
-    use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
     let node = node(false).await;
     node.replicas.start(request(true)).await.unwrap();
     node.replicas.promote("v-r-1", promotion(3, "e3")).await.unwrap();
     let meta = node.with_store(|store| store.lvols["v-r-1-meta"].uuid.clone());
-    let superblock = Superblock {
-        volume: VolumeId::new("v").unwrap(),
-        replica: ReplicaId::new("v-r-1").unwrap(),
-        record: Config {
-            lineage: Lineage::new("l").unwrap(),
-            epoch: Epoch(3),
-            engine_instance: EngineInstance::new("e3").unwrap(),
-            config_number: ConfigNumber(8),
-            in_sync: [ReplicaId::new("v-r-1").unwrap()].into(),
-            rebuilding: [].into(),
-            min_in_sync: 1,
-            size_blocks: 256,
-            clean: false,
-        },
-        block_size: 4096,
-        region_blocks: 256,
-        state: ReplicaState::Member,
-        instance: String::new(),
-        sequence: 1,
-    };
+    let superblock = superblock("v-r-1", 8, "l");
     node.plane.state.lock().unwrap().metas.insert(meta, superblock.encode().unwrap());
     let permit = |number| {
         let record = pb::Record {
