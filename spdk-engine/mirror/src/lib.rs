@@ -95,6 +95,7 @@ pub const LEGS_MAX: usize = 16;
 
 /// An enumeration of rules that can be broken on purpose, with the list of all of them.
 #[cfg(feature = "planted-bugs")]
+#[macro_export]
 macro_rules! planted_bugs {
     ($(#[$doc:meta])* pub enum $name:ident { $($(#[$what:meta])* $bug:ident,)* }) => {
         $(#[$doc])*

@@ -4,21 +4,7 @@
 //! is around them: replicas, target sessions, the runner, the agents. Their models here can break those, to show that
 //! the checks notice it.
 
-/// An enumeration with the list of all of its variants.
-macro_rules! with_all {
-    ($(#[$doc:meta])* pub enum $name:ident { $($(#[$what:meta])* $bug:ident,)* }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$what])* $bug,)* }
-
-        impl $name {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$bug,)*];
-        }
-    };
-}
-
-with_all! {
+mirror_core::planted_bugs! {
     /// A rule that a model breaks.
     pub enum ModelBug {
         /// Hosts that may hold acknowledged writes which no copy has are served on.

@@ -82,11 +82,7 @@ fn else_rule_07_an_answer_that_is_lost_is_settled() {
     let Some(cluster) = turn() else { return };
     let scene = Scene::new(cluster, "rule07a");
     let load = scene.load(&MIXED);
-    scene.stop_manager("node-1");
-    let door = scene.cluster.door("node-1").unwrap();
-    door.catch(Catch::Answer);
-    scene.kill_node("node-2");
-    door.wait_caught(PATIENCE).unwrap();
+    let door = scene.lose_a_member_unheard();
     scene.wait_silence(Duration::from_millis(300));
     scene.assert_silence(Duration::from_secs(2));
     scene.wait_writes(500);

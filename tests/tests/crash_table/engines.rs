@@ -58,11 +58,7 @@ fn row_05_the_engine_dies_between_the_record_and_the_survivors_superblocks() {
     let Some(cluster) = turn() else { return };
     let scene = Scene::new(cluster, "row05");
     let load = scene.load(&MIXED);
-    scene.stop_manager("node-1");
-    let door = scene.cluster.door("node-1").unwrap();
-    door.catch(Catch::Answer);
-    scene.kill_node("node-2");
-    door.wait_caught(PATIENCE).unwrap();
+    let door = scene.lose_a_member_unheard();
     let recorded = scene.record();
     assert_eq!(in_sync(&recorded), 2, "{recorded:#}");
     scene.wait_silence(Duration::from_millis(300));

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use e2e::cluster::{Load, LocalCluster, Target};
+use e2e::door::{Catch, Door};
 use e2e::netns::{Reaper, skipped};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -277,6 +278,16 @@ impl Scene {
     pub fn kill_manager(&self, node: &str) {
         LocalCluster::signal(&self.manager(node), Signal::SIGKILL).unwrap();
         self.tell(&format!("killed the manager of {node}"));
+    }
+
+    /// Kills node-2 while the answer to node-1's record of that is kept from node-1, and waits until it is.
+    pub fn lose_a_member_unheard(&self) -> &Door {
+        self.stop_manager("node-1");
+        let door = self.cluster.door("node-1").unwrap();
+        door.catch(Catch::Answer);
+        self.kill_node("node-2");
+        door.wait_caught(PATIENCE).unwrap();
+        door
     }
 
     /// Stops the manager of a node, so that its agent alone writes through the node's door. The scene's end lets it go on.
