@@ -93,8 +93,8 @@ pub use crate::status::Status;
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
 pub const LEGS_MAX: usize = 16;
 
-/// An enumeration of rules that can be broken on purpose, with the list of all of them.
-#[cfg(feature = "planted-bugs")]
+/// An enumeration of rules that can be broken on purpose, with the list of all of them. Not behind the feature: the
+/// models around the core break rules of their own without it.
 #[macro_export]
 macro_rules! planted_bugs {
     ($(#[$doc:meta])* pub enum $name:ident { $($(#[$what:meta])* $bug:ident,)* }) => {
