@@ -40,6 +40,8 @@ const RECEIVE: usize = 256 << 10;
 
 /// Bounds the wait for the first exchange.
 const LONGEST: Duration = Duration::from_secs(10);
+/// Bounds how long a thread waits that is to be idle.
+const LONGEST_IDLE: Duration = Duration::from_secs(60);
 
 /// Kinds of messages, as their first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -320,17 +322,18 @@ impl Asker {
     }
 }
 
-/// How long the exchange of a read takes after `idle` without any, against a thread on `target_cpu` that waits in the
-/// kernel, in microseconds: what it costs on this machine to wake somebody at all. One figure for each of `count` times.
+/// How long the exchange of a read takes after an `idle` time without any, against a thread on `target_cpu` that waits in
+/// the kernel, in microseconds: what it costs on this machine to wake somebody at all. One figure for each of `count`
+/// times.
 ///
 /// # Errors
 /// When sockets or processors cannot be had.
-pub fn after_idle(idle: Duration, count: usize, block: usize, target_cpu: u32) -> io::Result<Vec<f64>> {
+pub fn after_idle(idle: impl Fn(), count: usize, block: usize, target_cpu: u32) -> io::Result<Vec<f64>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut host = TcpStream::connect(listener.local_addr()?)?;
     let (mut target, _) = listener.accept()?;
     target.set_nodelay(true)?;
-    target.set_read_timeout(Some(idle + LONGEST))?;
+    target.set_read_timeout(Some(LONGEST_IDLE))?;
     host.set_nodelay(true)?;
     host.set_nonblocking(true)?;
     let (mut data, mut found) = (vec![0; Kind::Data.bytes(block)], Vec::with_capacity(count));
@@ -345,7 +348,7 @@ pub fn after_idle(idle: Duration, count: usize, block: usize, target_cpu: u32) -
             Ok(())
         });
         for _ in 0..count {
-            thread::sleep(idle);
+            idle();
             let (began, mut have) = (Instant::now(), 0);
             host.write_all(&[0x5a; COMMAND])?;
             while have < data.len() {
@@ -411,7 +414,7 @@ mod tests {
 
     #[test]
     fn waking_a_bare_thread_is_timed_as_often_as_asked() {
-        let found = after_idle(Duration::from_millis(1), 3, 4096, 0).unwrap();
+        let found = after_idle(|| thread::sleep(Duration::from_millis(1)), 3, 4096, 0).unwrap();
         assert!(found.len() == 3 && found.iter().all(|us| *us > 0.0), "{found:?}");
     }
 

@@ -1,11 +1,12 @@
 //! What an engine costs at rest, and whether it listens at full load: figures that are no cells.
 //!
 //! *Many connected volumes, no I/O*: processor time over [`WINDOW`] with and without keep-alives, the first I/O after
-//! such a window against the usual one (and what waking a bare thread costs on this machine), memory for each volume. *Full load*: how long calls take while the engine, all of
-//! it on one processor, serves I/O at depth 128.
+//! such a window against the usual one (and what waking a bare thread costs on this machine), memory for each volume.
+//! *Full load*: how long calls take while the engine, all of it on one processor, serves I/O at depth 128.
 //!
-//! *Hosts* are plain sockets of this process, without any load of their own. The first I/O is timed by a host that polls
-//! while it waits, so that what is seen is the engine's waking and not this program's.
+//! *Hosts* are plain sockets of this process, without any load of their own. I/O is timed by a host that polls, on the
+//! load's processor, before its I/O ([`AWAKE`]) as while it waits: what is seen is the engine's waking and not this
+//! program's. The other data plane never sleeps: its row shows what is left of the latter.
 //!
 //! *When things fail.* The figures that were not reached are missing, and a note says why.
 
@@ -23,7 +24,7 @@ use super::race::Course;
 use super::results::{Extra, Race};
 use super::setup;
 use super::stats::quantile;
-use crate::plane::process::DataPlane;
+use crate::plane::process::{DataPlane, pin_thread};
 use crate::plane::procfs;
 use crate::plane::rpc::Connection;
 use crate::run::Failure;
@@ -31,8 +32,11 @@ use crate::wirehost::{Host, Names, Queue, Wait, WireError};
 
 /// A time without I/O.
 const WINDOW: Duration = Duration::from_secs(10);
+/// The end of it that a host polls through: it has all of its processor when it begins an I/O, as one has that is polled
+/// all the time.
+const AWAKE: Duration = Duration::from_millis(200);
 /// Windows without keep-alives: each gives one first I/O.
-const WINDOWS: usize = 3;
+const WINDOWS: usize = 5;
 /// Keep-alive timeout of the hosts, in milliseconds: long, since all of them are one thread here.
 const KEEP_ALIVE_MS: u32 = 120_000;
 /// How often a host tells of itself where that is measured.
@@ -140,7 +144,8 @@ fn at_rest(course: &Course<'_>, side: &Side, race: &mut Race, figures: &mut Figu
         hosts.push(Idle::connect(address, index).map_err(fail)?);
     }
     figures.push(("memory for each further volume", (rss_mib(&plane)? - one) / (count - 1) as f64));
-    let busy = busy_us(&mut hosts[0].queue).map_err(fail)?;
+    let load_cpu = course.args.load_cpu;
+    let busy = on_processor(load_cpu, || busy_us(&mut hosts[0].queue).map_err(fail))?;
     figures.push(("4 KiB read at depth 1, busy", busy));
 
     let cpu = |from: Duration| Ok::<_, String>(percent(from, cpu_time(&plane)?, WINDOW));
@@ -153,16 +158,38 @@ fn at_rest(course: &Course<'_>, side: &Side, race: &mut Race, figures: &mut Figu
             return Err("interrupted".to_owned());
         }
         let began = cpu_time(&plane)?;
-        thread::sleep(WINDOW);
+        let first = on_processor(load_cpu, || {
+            pass(WINDOW);
+            timed_read(&mut hosts[0].queue, 0).map_err(fail)
+        })?;
         shares.push(cpu(began)?);
-        firsts.push(timed_read(&mut hosts[0].queue, 0).map_err(fail)?);
+        firsts.push(first);
         hosts.iter_mut().try_for_each(|host| host.host.keep_alive()).map_err(fail)?;
     }
     figures.push(("idle processor", median(&mut shares)));
     figures.push(("first I/O after idle, above busy", median(&mut firsts) - busy));
-    let bare = floor::after_idle(WINDOW, WINDOWS, 4096, course.args.target_cpu);
-    figures.push(("bare sockets after idle, above busy", median(&mut bare.map_err(|e| e.to_string())?) - busy));
+    let target_cpu = course.args.target_cpu;
+    let bare = || floor::after_idle(|| pass(WINDOW), WINDOWS, 4096, target_cpu).map_err(|e| e.to_string());
+    figures.push(("bare sockets after idle, above busy", median(&mut on_processor(load_cpu, bare)?) - busy));
     Ok(())
+}
+
+/// Lets a time without I/O pass, awake at its end.
+fn pass(time: Duration) {
+    let began = Instant::now();
+    thread::sleep(time.saturating_sub(AWAKE));
+    while began.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// Does something in a thread of one processor; this one stays free, and with it the processes that it starts.
+fn on_processor<T: Send>(cpu: u32, what: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let pinned =
+            scope.spawn(move || pin_thread(cpu).map_err(|e| format!("processor {cpu}: {e}")).and_then(|()| what()));
+        pinned.join().unwrap_or_else(|_| Err("a measuring thread has panicked".to_owned()))
+    })
 }
 
 fn remember_version(side: &Side, plane: &DataPlane, race: &mut Race) -> Result<(), String> {
