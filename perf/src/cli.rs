@@ -134,6 +134,9 @@ pub struct LoadArgs {
     /// How much to do: bytes read and written in all by run, bytes written by verify.
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
+    /// I/Os per second in all, at most; as fast as it goes unless given.
+    #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate: Option<u32>,
     /// First byte of the region to use; a multiple of --bs.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
     pub offset: u64,

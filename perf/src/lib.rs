@@ -21,6 +21,7 @@ pub mod access;
 pub mod bench;
 pub mod cli;
 pub mod load;
+pub mod pace;
 pub mod plane;
 pub mod progress;
 pub mod report;

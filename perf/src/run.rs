@@ -23,6 +23,7 @@ use uuid::Uuid;
 use crate::access::{Access, Pattern};
 use crate::cli::{LoadArgs, PhaseChoice, RunArgs, TargetArgs, Unwritten, VerifyArgs};
 use crate::load::{Limit, Load};
+use crate::pace::Pace;
 use crate::progress::Progress;
 use crate::report::{LoadReport, RunReport, Setup, VerifyReport};
 use crate::session;
@@ -143,12 +144,14 @@ impl Host {
         }
         let progress = Progress::start(core, what, lives.clone(), load.quiet);
         let mut running = Vec::new();
+        let pace = Pace::new(load.rate, workloads.len());
         for (index, (workload, live)) in workloads.into_iter().zip(lives).enumerate() {
             let params = WorkerParams {
                 session: target.session(),
                 depth: target.depth(),
                 io_bytes: load.bs as usize,
                 max_errors: load.max_errors,
+                pace,
                 live,
             };
             let expected = namespace.clone();

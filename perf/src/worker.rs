@@ -23,6 +23,7 @@ use futures::channel::oneshot;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::pace::Pace;
 use crate::session::{IoError, IoSink, Session, SessionIo, SessionParams, SessionStats};
 
 /// Shortest time without completions that is listed as a pause.
@@ -33,6 +34,8 @@ const PAUSES_MAX: usize = 10_000;
 const ERROR_SAMPLES: usize = 16;
 /// When to ask a workload again that had nothing to do although nothing was outstanding.
 const ASK_AGAIN_NS: Nanos = NANOS_PER_MS;
+/// Longest time between two looks at what else there is to do.
+const ASK_AT_LEAST_NS: Nanos = 100 * NANOS_PER_MS;
 
 /// An I/O that a workload wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +101,8 @@ pub struct WorkerParams {
     pub io_bytes: usize,
     /// Errors after which nothing new is issued; 0 for no limit.
     pub max_errors: u64,
+    /// When it may issue.
+    pub pace: Pace,
     pub live: Arc<Live>,
 }
 
@@ -190,6 +195,7 @@ struct Inner<W> {
     free: Vec<usize>,
     report: WorkerReport,
     pauses: PauseFinder,
+    pace: Pace,
     /// Nothing new is issued.
     ending: bool,
 }
@@ -202,6 +208,8 @@ struct Worker<W> {
     began: Nanos,
     inner: RefCell<Inner<W>>,
     issue_queued: Cell<bool>,
+    /// A timer for the next turn of its pace runs.
+    waits: Cell<bool>,
     finished: RefCell<Option<oneshot::Sender<()>>>,
 }
 
@@ -272,6 +280,7 @@ impl<W: Workload> Worker<W> {
             slots,
             report,
             pauses: PauseFinder::default(),
+            pace: params.pace,
             ending: false,
         };
         Rc::new(Self {
@@ -281,6 +290,7 @@ impl<W: Workload> Worker<W> {
             began: core.now(),
             inner: RefCell::new(inner),
             issue_queued: Cell::new(false),
+            waits: Cell::new(false),
             finished: RefCell::new(Some(finished)),
         })
     }
@@ -299,13 +309,27 @@ impl<W: Workload> Worker<W> {
         }
     }
 
+    /// Issues again after a time, unless that is to happen already.
+    fn issue_after(self: &Rc<Self>, core: &Core, time: Nanos) {
+        if !self.waits.replace(true) {
+            let worker = Rc::clone(self);
+            core.after(
+                time,
+                Rc::new(move |core| {
+                    worker.waits.set(false);
+                    worker.queue_issue(core);
+                }),
+            );
+        }
+    }
+
     /// Fills the free slots; ends when there is nothing more to do.
     fn issue(self: &Rc<Self>, core: &Core) {
         let elapsed = self.elapsed(core);
         let live = &self.params.live;
         let mut inner = self.inner.borrow_mut();
         inner.ending |= live.stop.load(Ordering::Relaxed);
-        let batch = inner.choose(elapsed);
+        let (batch, turn) = inner.choose(elapsed);
         let flushed = inner.workload.flush();
         match flushed {
             Ok(()) => self.submit(&mut inner, &batch, elapsed),
@@ -316,6 +340,10 @@ impl<W: Workload> Worker<W> {
         }
         live.progress_ppm.store((inner.workload.progress(elapsed) * 1e6) as u64, Ordering::Relaxed);
         live.down.store(!self.session.is_up(), Ordering::Relaxed);
+        if let Some(turn) = turn {
+            // An end from outside is looked for now and then.
+            self.issue_after(core, turn.min(ASK_AT_LEAST_NS));
+        }
         if inner.free.len() < inner.slots.len() {
             return;
         }
@@ -324,9 +352,8 @@ impl<W: Workload> Worker<W> {
             inner.report.session = self.session.stats();
             inner.report.pauses = inner.pauses.pauses().to_vec();
             drop(self.finished.borrow_mut().take());
-        } else {
-            let worker = Rc::clone(self);
-            core.after(ASK_AGAIN_NS, Rc::new(move |core| worker.queue_issue(core)));
+        } else if turn.is_none() {
+            self.issue_after(core, ASK_AGAIN_NS);
         }
     }
 
@@ -405,8 +432,9 @@ impl<W: Workload> Inner<W> {
         self.report.aborted.get_or_insert(why);
     }
 
-    /// Asks for I/O while there are free slots; the slots taken.
-    fn choose(&mut self, elapsed: Nanos) -> Vec<usize> {
+    /// Asks for I/O while there are free slots and turns; the slots taken, and the time to the next turn if that is what
+    /// is missing.
+    fn choose(&mut self, elapsed: Nanos) -> (Vec<usize>, Option<Nanos>) {
         let mut batch = Vec::new();
         while !self.ending {
             let Some(slot) = self.free.last().copied() else { break };
@@ -414,17 +442,24 @@ impl<W: Workload> Inner<W> {
                 self.slots[slot].buffer = Buf::alloc_unpooled(self.slots[slot].buffer.len());
             }
             let Some(bytes) = self.slots[slot].buffer.get_mut() else { break };
+            let before = self.pace;
+            if let Err(turn) = self.pace.take(elapsed) {
+                return (batch, Some(turn));
+            }
             match self.workload.next(slot, bytes, elapsed) {
                 Next::Io(request) => {
                     self.slots[slot].request = Some((request, elapsed));
                     self.free.pop();
                     batch.push(slot);
                 }
-                Next::Wait => break,
+                Next::Wait => {
+                    self.pace = before;
+                    break;
+                }
                 Next::Done => self.ending = true,
             }
         }
-        batch
+        (batch, None)
     }
 
     /// Undoes [`Self::choose`] for what must not be sent.

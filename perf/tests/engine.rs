@@ -221,6 +221,15 @@ fn two_cores_share_an_amount_and_digests_work() {
     assert!((0..IMAGE_BYTES / UNIT).all(|unit| bench.read(unit).iter().any(|b| *b != 0)));
 }
 
+/// The last of 100 has its turn after 99 pauses, however fast the target is.
+#[test]
+fn a_rate_is_not_exceeded() {
+    let bench = Bench::new();
+    let (code, report) = bench.run(&["run", "--rw", "randrw", "--size", "400k", "--rate", "200"]);
+    assert_eq!((code, &report["total"]["ios"]), (0, &json!(100)), "{report:#}");
+    assert!(report["elapsed_s"].as_f64().unwrap() >= 99.0 / 200.0, "{report:#}");
+}
+
 #[test]
 fn what_is_done_to_the_disk_behind_its_back_is_called_by_its_name() {
     let bench = Bench::new();
@@ -298,6 +307,7 @@ fn failures_have_codes() {
     assert_eq!(bench.run(&["run", "--bs", "1000"]).0, 2);
     assert_eq!(bench.run(&["run", "--bs", "64M"]).0, 2);
     assert_eq!(bench.run(&["run", "--range", "1T"]).0, 2);
+    assert_eq!(bench.run(&["run", "--rate", "0"]).0, 2);
     assert_eq!(bench.run(&["run", "--nsid", "2"]).0, 3);
     assert_eq!(bench.run(&["verify", "--phase", "check"]).0, 2, "no log");
     assert_eq!(bench.run(&["verify", "--cores", "0x3"]).0, 2);
