@@ -3,7 +3,7 @@ CARGO ?= cargo
 SEEDS ?= 0..2000
 SECONDS ?= 60
 
-.PHONY: help setup build programs demo test lint fmt docs guest k8s sim model lvol-crash fuzz bench bench-pause instructions
+.PHONY: help setup build programs demo test lint fmt docs guest k8s sim model lvol-crash fuzz bench bench-pause soak instructions
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | sort | expand -t 14
@@ -73,3 +73,6 @@ bench: ## data-plane benchmark, against a stock SPDK when SPDK_DIR is set; repor
 
 bench-pause: setup programs ## how long I/O pauses when a replica or an engine dies; report under target/bench
 	$(CARGO) run -p e2e --bin pauses
+
+soak: setup programs ## chaos on a cluster with SOAK_VOLUMES=10 under verify load for SOAK_MINUTES=30, by SOAK_SEED
+	$(CARGO) run -p e2e --bin soak

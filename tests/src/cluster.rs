@@ -473,7 +473,17 @@ impl Random {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let seed = given.unwrap_or_else(|| u64::from(now.subsec_nanos()) ^ now.as_secs());
         println!("ADDAX_TEST_SEED={seed}");
+        Self::new(seed)
+    }
+
+    /// Of a seed.
+    pub const fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    /// The seed that gives what comes next.
+    pub const fn seed(&self) -> u64 {
+        self.0
     }
 
     /// A number below `end`.

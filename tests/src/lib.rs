@@ -3,6 +3,7 @@
 //! The tests themselves are under `tests/`. `setup.sh` beside this crate's manifest installs the programs they
 //! need.
 
+pub mod chaos;
 pub mod cluster;
 pub mod disk_image;
 pub mod door;

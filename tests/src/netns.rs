@@ -143,6 +143,24 @@ impl Net {
         Ok(())
     }
 
+    /// Lets a place send so many Mbit/s only.
+    ///
+    /// # Errors
+    /// When that cannot be set.
+    pub fn narrow(&self, place: &str, mbit: u32) -> Result<()> {
+        let (there, rate) = (self.namespace(place), format!("{mbit}mbit"));
+        let limit = ["tbf", "rate", &rate, "burst", "64k", "latency", "200ms"];
+        tool("tc", &[&["-n", &there, "qdisc", "add", "dev", "eth0", "root"][..], &limit].concat())
+    }
+
+    /// Lets it send as much as it can.
+    ///
+    /// # Errors
+    /// When nothing was set.
+    pub fn widen(&self, place: &str) -> Result<()> {
+        tool("tc", &["-n", &self.namespace(place), "qdisc", "delete", "dev", "eth0", "root"])
+    }
+
     fn rule(&self, verb: &str, from: &str, to: &str) -> Result<()> {
         let (there, source) = (self.namespace(to), format!("{}/32", address(from)?));
         let what = ["preference", CUT_PREFERENCE, "iif", "eth0", "from", &source, "blackhole"];
@@ -183,9 +201,14 @@ pub fn skipped(what: &str) {
 /// # Errors
 /// With what it printed.
 pub fn ip(args: &[&str]) -> Result<()> {
+    tool("ip", args)
+}
+
+fn tool(name: &str, args: &[&str]) -> Result<()> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let done = Command::new("ip").env("PATH", path).args(args).stdin(Stdio::null()).output().context("ip")?;
-    ensure!(done.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&done.stderr));
+    let done = Command::new(name).env("PATH", path).args(args).stdin(Stdio::null()).output();
+    let done = done.with_context(|| name.to_owned())?;
+    ensure!(done.status.success(), "{name} {}: {}", args.join(" "), String::from_utf8_lossy(&done.stderr));
     Ok(())
 }
 
