@@ -367,6 +367,30 @@ pub struct VolumeConfig {
     /// Whether the last engine closed the volume in order, so that all replicas in sync are equal.
     #[serde(default, skip_serializing_if = "is_default")]
     pub clean: bool,
+
+    /// What was recorded of the volume's snapshots.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub snapshots: SnapshotTree,
+}
+
+/// What the record says of a volume's snapshots. The snapshots themselves are objects of kind Snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotTree {
+    /// How many snapshots were taken so far.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 9007199254740991_i64))]
+    pub version: u64,
+
+    /// UUID of the latest one.
+    #[serde(default)]
+    #[schemars(length(max = 63))]
+    pub last: String,
+
+    /// The replicas that have the latest one.
+    #[serde(default)]
+    #[schemars(length(max = 20), inner(length(min = 1, max = 63)))]
+    pub replicas: Vec<String>,
 }
 
 impl VolumeConfig {

@@ -322,6 +322,7 @@ impl VolumeBuilder {
             min_in_sync: 1,
             size: 1 << 20,
             clean: true,
+            snapshots: Default::default(),
         };
         self.0.status.get_or_insert_default().config = Some(config);
         self

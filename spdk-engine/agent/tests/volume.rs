@@ -348,6 +348,7 @@ impl Cluster {
             min_in_sync: 1,
             size: i64::try_from(SIZE).unwrap(),
             clean: true,
+            snapshots: Default::default(),
         };
         arbiter.put("v", record_to_config(&record).unwrap());
         Self { nodes, arbiter, spdk, depth }

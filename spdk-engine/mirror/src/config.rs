@@ -1,10 +1,11 @@
 //! The configuration record of a volume: what the arbiter keeps and every swap changes.
 //!
 //! *What it is.* Plain values: lineage, epoch, engine instance, configuration number `k`, in-sync set `S`,
-//! rebuilding set `R`, `minInSync`, size, and whether the last engine closed cleanly. No behaviour beyond checks.
+//! rebuilding set `R`, `minInSync`, size, the version of the snapshot tree, and whether the last engine closed cleanly. No
+//! behaviour beyond checks.
 //!
 //! *Invariants.* `S` is never empty; `S` and `R` are disjoint; `k` rises with every change of `S` or `R` (rule 8);
-//! the epoch never falls; a record is replaced only by compare-and-swap on its [`ConfigVersion`].
+//! the epoch never falls, nor does the tree's version; a record is replaced only by compare-and-swap on its [`ConfigVersion`].
 //!
 //! *When things fail.* A record that breaks an invariant is refused by [`Config::check`] or
 //! [`Config::check_successor`] with an error naming the field, the value and what is allowed.
@@ -60,6 +61,14 @@ pub enum ConfigError {
         from: ConfigNumber,
         /// Proposed number.
         to: ConfigNumber,
+    },
+    /// The version of the snapshot tree would fall.
+    #[error("tree.version would go from {from} to {to}: it never falls")]
+    TreeVersion {
+        /// Recorded version.
+        from: TreeVersion,
+        /// Proposed version.
+        to: TreeVersion,
     },
     /// The lineage would change.
     #[error("lineage would go from {from} to {to}: only a forced open may change it")]
@@ -138,6 +147,12 @@ name_type!(
     Lineage,
     "lineage"
 );
+name_type!(
+    /// Name of an attempt to take a snapshot: a UUID, the same on every replica. A failed attempt is never tried again
+    /// under its name.
+    SnapshotId,
+    "snapshot"
+);
 
 macro_rules! number_type {
     ($(#[$doc:meta])* $name:ident) => {
@@ -169,6 +184,29 @@ number_type!(
     /// Configuration number `k`: rises with every change of `S` or `R`.
     ConfigNumber
 );
+number_type!(
+    /// Version of the snapshot tree: rises with every snapshot.
+    TreeVersion
+);
+
+/// What the record says of the volume's snapshots.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tree {
+    /// How many snapshots were taken so far.
+    pub version: TreeVersion,
+    /// The latest of them.
+    pub last: Option<LastSnapshot>,
+}
+
+/// The latest snapshot: whoever asked for it and did not hear the answer finds it here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastSnapshot {
+    /// Its name.
+    pub id: SnapshotId,
+    /// The replicas that have it: the in-sync set of that moment. What another replica has under the name is not it
+    /// (rule 19).
+    pub replicas: BTreeSet<ReplicaId>,
+}
 
 /// What a compare-and-swap compares: two records with the same version are the same record.
 ///
@@ -209,6 +247,8 @@ pub struct Config {
     pub size_blocks: u64,
     /// The last engine closed in order: all members are equal and flushed.
     pub clean: bool,
+    /// The volume's snapshots.
+    pub tree: Tree,
 }
 
 impl Config {
@@ -262,6 +302,9 @@ impl Config {
         let sets_changed = next.in_sync != self.in_sync || next.rebuilding != self.rebuilding;
         if next.config_number < self.config_number || (sets_changed && next.config_number == self.config_number) {
             return Err(ConfigError::ConfigNumber { from: self.config_number, to: next.config_number });
+        }
+        if next.tree.version < self.tree.version {
+            return Err(ConfigError::TreeVersion { from: self.tree.version, to: next.tree.version });
         }
         let shrinks = next.in_sync.len() < self.in_sync.len();
         if shrinks && next.in_sync.len() < next.members_min() {

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use crate::config::ReplicaId;
 use crate::config::VolumeId;
 use crate::events::{
-    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, Payload, StopReason,
+    Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, Payload, SnapshotError, StopReason,
 };
 use crate::gate::Gate;
 use crate::host::HostOps;
@@ -27,6 +27,7 @@ use crate::params::{OpenParams, Options};
 use crate::rebuild::Copies;
 use crate::regions::Regions;
 use crate::repair::Repairs;
+use crate::snapshot::Snapshot;
 use crate::wib::Wib;
 
 /// Whose range it is.
@@ -77,6 +78,7 @@ pub struct Core {
     pub(crate) meta: MetaState,
     pub(crate) marks: Marks,
     pub(crate) regions: Regions,
+    pub(crate) snapshot: Option<Snapshot>,
     /// `S` had one member at opening: whatever it is, every copy came from it.
     pub(crate) opened_single: bool,
     pub(crate) life: Life,
@@ -141,6 +143,7 @@ impl Core {
             meta: MetaState::new(),
             marks: Marks::default(),
             regions: Regions::new(region_slots, regions),
+            snapshot: None,
             opened_single,
             life: Life::Running,
             hosts_must_detach: params.hosts_must_detach,
@@ -206,8 +209,12 @@ impl Core {
             Input::SwapAnswer { swap, outcome } => self.apply_swap_answer(now, swap, outcome, out),
             Input::AddLeg { leg, replica, local, meta } => self.apply_add_leg(leg, replica, (local, meta), out),
             Input::RemoveLeg { leg } => self.apply_remove_leg(leg, out),
+            Input::SnapshotBegin { id, hold_ns } => self.apply_snapshot_begin(id, hold_ns, out),
+            Input::SnapshotTaken { id, replicas } => self.apply_snapshot_taken(&id, replicas, out),
+            Input::SnapshotAbort { id } => self.apply_snapshot_abort(&id, out),
             Input::Close => {
                 if self.life == Life::Running {
+                    self.close_snapshot(out);
                     self.life = Life::Draining;
                 }
             }
@@ -221,6 +228,13 @@ impl Core {
         match input {
             Input::Host { id, .. } => out.push(Action::HostDone { id, result: Err(HostError::PathGone) }),
             Input::AddLeg { leg, .. } => out.push(Action::LegDrop { leg, reason: DropReason::Stopped }),
+            Input::SnapshotTaken { id, .. } => {
+                out.push(Action::SnapshotDone { id, result: Err(SnapshotError::NotHeld) });
+            }
+            Input::SnapshotBegin { id, .. } => {
+                let error = if self.life == Life::Closed { SnapshotError::Closing } else { SnapshotError::Stopped };
+                out.push(Action::SnapshotDone { id, result: Err(error) });
+            }
             _ => {}
         }
     }
@@ -249,6 +263,7 @@ impl Core {
             self.pump_repair(out);
             self.pump_copies(out);
             self.pump_bits(out);
+            self.pump_snapshot(out);
             self.pump_close(out);
             self.pump_swap(now, out);
             if self.ready.is_empty() && !self.rescan {
@@ -364,6 +379,7 @@ impl Core {
             Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
             Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
             Owner::Probe => self.probe_done(entry.leg, result),
+            Owner::SnapshotFlush => self.snapshot_flush_done(entry.leg, result, out),
             Owner::ClearFlush => self.clear_flush_done(entry.leg, result),
             Owner::Region { slot } => self.region_io_done(slot, entry.leg, result, out),
             Owner::Meta(part) => self.meta_io_done(entry.leg, part, result, out),
@@ -379,6 +395,9 @@ impl Core {
             out.push(Action::LegDrop { leg: leg.id, reason: DropReason::Stopped });
         }
         self.host.fail_all(HostError::PathGone, out);
+        if let Some(snapshot) = self.snapshot.take() {
+            out.push(snapshot.stopped());
+        }
         self.lease.held = 0;
         self.ready.clear();
         out.push(Action::Stopped { reason });

@@ -23,9 +23,10 @@
 //!   `LegIo` is, but a read that succeeded by [`Input::MetaRead`].
 //! - I/O that hangs is the runner's to end: its transport's timeout turns it into `LegLost`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::config::{Config, ConfigVersion, ReplicaId};
+use crate::config::{Config, ConfigVersion, ReplicaId, SnapshotId, TreeVersion};
 use crate::meta::MetaError;
 
 /// A point in time in nanoseconds of a clock that never goes back and that runs on while the machine is suspended
@@ -195,6 +196,8 @@ pub enum DropReason {
     CopyFailed(LegError),
     /// No member could deliver the blocks to copy.
     NoSource,
+    /// It did not take a snapshot that the other members have (rule 19).
+    SnapshotMissed,
     /// The runner asked.
     Removed,
     /// The engine stopped or closed.
@@ -214,8 +217,54 @@ pub enum SwapReason {
     AbandonRebuild,
     /// A rebuilt replica joins (rule 10).
     Join,
+    /// All members have a snapshot (rule 19).
+    Snapshot,
     /// The device is closed in order.
     Close,
+}
+
+/// Why there is no snapshot. What replicas have taken under its name is to be deleted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Members may differ.
+    #[error("members are still being made equal after an unclean stop ({regions} regions): try again later")]
+    Unequal {
+        /// Regions left; 0 when all of the volume is copied.
+        regions: u32,
+    },
+    /// One at a time.
+    #[error("snapshot {other} is being taken: only one at a time is allowed")]
+    Busy {
+        /// The other one.
+        other: SnapshotId,
+    },
+    /// The hold ended before all was done.
+    #[error("it took longer than hosts may be held back")]
+    TooSlow,
+    /// Nobody is waited for under that name; the hold may have ended meanwhile.
+    #[error("it is not being taken, or no longer")]
+    NotHeld,
+    /// No member has it.
+    #[error("no member has taken it")]
+    NobodyTookIt,
+    /// Members without it cannot leave.
+    #[error("{missed:?} did not take it, and the in-sync set may not shrink so far")]
+    MayNotShrink {
+        /// Which.
+        missed: Vec<ReplicaId>,
+    },
+    /// The last member could not flush.
+    #[error("the last member could not flush: {0}")]
+    Flush(LegError),
+    /// The runner gave it up.
+    #[error("it was given up")]
+    Aborted,
+    /// The volume is being closed, or is closed.
+    #[error("the volume is being closed")]
+    Closing,
+    /// The engine stopped. Whether the record names it is unknown.
+    #[error("the engine stopped meanwhile")]
+    Stopped,
 }
 
 /// Why the core stopped for good.
@@ -409,6 +458,25 @@ pub enum Input {
         /// Which.
         leg: LegId,
     },
+    /// A snapshot is to be taken: hold changes back, for at most so long. Answered by `SnapshotHeld` or `SnapshotDone`.
+    SnapshotBegin {
+        /// Its name; never used before.
+        id: SnapshotId,
+        /// Longest hold.
+        hold_ns: Nanos,
+    },
+    /// These replicas have the snapshot. Answered by `SnapshotDone`.
+    SnapshotTaken {
+        /// Which.
+        id: SnapshotId,
+        /// Who has it.
+        replicas: BTreeSet<ReplicaId>,
+    },
+    /// There will be no such snapshot. Nothing happens when the record may name it already.
+    SnapshotAbort {
+        /// Which.
+        id: SnapshotId,
+    },
     /// Finish, flush, record a clean close.
     Close,
     /// Time passed (asked for by [`Action::WakeAt`]).
@@ -459,6 +527,20 @@ pub enum Action {
         next: Box<Config>,
         /// Why.
         reason: SwapReason,
+    },
+    /// All members are equal, flushed and still: they are to take the snapshot now.
+    SnapshotHeld {
+        /// Which.
+        id: SnapshotId,
+        /// Who is to take it.
+        members: Vec<ReplicaId>,
+    },
+    /// How a snapshot ended.
+    SnapshotDone {
+        /// Which.
+        id: SnapshotId,
+        /// The version of the tree that has it.
+        result: Result<TreeVersion, SnapshotError>,
     },
     /// Send `Tick` at this time. Replaces the previous request.
     WakeAt {

@@ -152,6 +152,7 @@ pub fn force_open(evidence: &ForceEvidence) -> Result<Forced, ForceRefusal> {
         min_in_sync: record.min_in_sync,
         size_blocks: record.size_blocks,
         clean: false,
+        tree: record.tree.clone(),
     };
     Ok(Forced { config, discarded, lossless: reachable.contains(chosen) })
 }
@@ -183,6 +184,7 @@ mod tests {
             min_in_sync: min,
             size_blocks: 256,
             clean: true,
+            tree: Default::default(),
         };
         ForceEvidence {
             record,

@@ -2,7 +2,7 @@
 //!
 //! *What it is.* The slab of live commands and their life:
 //! ```text
-//! Waiting (for the range lock) ◀─▶ Parked, Marking (see `marks`)
+//! (Held, see `snapshot` ─▶) Waiting (for the range lock) ◀─▶ Parked, Marking (see `marks`)
 //!    └─▶ Running ─▶ answered
 //!           ├─▶ Repairing (failed write: the range is made equal) ─▶ answered
 //!           └─▶ Confirming (read: the members confirm the lease) ─▶ answered
@@ -24,6 +24,8 @@ use crate::overlap::{LockKey, LockKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
     Free,
+    /// Held back while a snapshot is taken.
+    Held,
     /// Touches an inherited region.
     Parked,
     /// Waits until the bits of its regions are durable.
@@ -187,6 +189,16 @@ impl Core {
         }
         let (lba, blocks) = if op == Op::Flush { (0, 0) } else { (lba, blocks) };
         let slot = self.host.insert(id, op, lba, blocks);
+        if op != Op::Read && self.snapshot.is_some() && self.holds_changes() {
+            self.hold_back(slot);
+        } else {
+            self.admit(slot);
+        }
+    }
+
+    /// Asks for the range of a command; a flush has none.
+    pub(crate) fn admit(&mut self, slot: u32) {
+        let Some(HostOp { op, lba, blocks, .. }) = self.host.get(slot).copied() else { return };
         if op == Op::Flush {
             self.ready.push_back(LockOwner::Host(slot));
             return;

@@ -275,6 +275,8 @@ pub(crate) enum Owner {
     CloseFlush,
     /// A question whether the session still holds.
     Probe,
+    /// The flush before a snapshot.
+    SnapshotFlush,
     /// The flush before live bits clear.
     ClearFlush,
     /// An inherited region that is being made equal.

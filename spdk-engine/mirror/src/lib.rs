@@ -21,6 +21,9 @@
 //! *After a crash.* Bits of all members ─▶ inherited regions ─▶ each is made equal before it is touched, the rest in the
 //! background ─▶ it goes on as a live region ─▶ flushed and cleared when idle.
 //!
+//! *A snapshot.* Changes are held ─▶ drained and flushed ─▶ the runner has every member take it ─▶ members without it leave
+//! ─▶ swap: the record names it ─▶ changes go on ([`snapshot`]).
+//!
 //! *Invariants.*
 //! 1. A host command gets exactly one `HostDone`.
 //! 2. A write is acknowledged only when every leg in `S` of the record *and* of any record that may yet be committed
@@ -71,16 +74,18 @@ mod rebuild;
 pub mod recover;
 mod regions;
 mod repair;
+mod snapshot;
 mod status;
 mod wib;
 
 pub use crate::config::{
-    Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId,
+    Config, ConfigError, ConfigNumber, ConfigVersion, EngineInstance, Epoch, LastSnapshot, Lineage, ReplicaId,
+    SnapshotId, Tree, TreeVersion, VolumeId,
 };
 pub use crate::core::Core;
 pub use crate::events::{
     Action, CopySlot, DropReason, Event, HostError, HostId, HostResult, Input, IoId, LegError, LegId, MetaOp, Nanos,
-    Op, Payload, StopReason, SwapId, SwapOutcome, SwapReason,
+    Op, Payload, SnapshotError, StopReason, SwapId, SwapOutcome, SwapReason,
 };
 pub use crate::open::CoreError;
 pub use crate::opener::{
@@ -155,5 +160,13 @@ pub enum PlantedBug {
     Rule18ClearBeforeFlush,
     /// A live bit clears though a write to its region began since the flush did.
     Rule18ClearThoughWritten,
+    /// A snapshot is taken while regions are inherited.
+    Rule19SnapshotWhileInherited,
+    /// Hosts write while a snapshot is taken.
+    Rule19SnapshotUnderWrites,
+    /// Members are not flushed before a snapshot.
+    Rule19SnapshotUnflushed,
+    /// A member that did not take a snapshot stays in `S`.
+    Rule19MissedStays,
 }
 }

@@ -219,6 +219,11 @@ impl Core {
         }
     }
 
+    /// How many more members may be marked to leave.
+    pub(crate) fn may_still_leave(&self) -> usize {
+        self.may_leave().saturating_sub(self.leaving())
+    }
+
     /// One more member may be marked to leave.
     fn may_shrink(&self) -> bool {
         self.leaving() < self.may_leave()
@@ -263,7 +268,7 @@ impl Core {
         let swap = self.gate.pending.as_ref().and_then(|s| s.retry_at);
         let lost = self.legs.iter().filter(|l| !l.is_failed()).filter_map(|l| self.grace_end(l.id));
         let later = self.lease_deadline().into_iter().chain(self.marks.look_at);
-        lost.chain(swap).chain(later).chain(self.broken()).filter(|at| *at > now).min()
+        lost.chain(swap).chain(later).chain(self.snapshot_deadline()).chain(self.broken()).filter(|at| *at > now).min()
     }
 
     /// Asks for the next swap, or again for the one that is not settled.
@@ -290,13 +295,14 @@ impl Core {
         let recorded = &self.gate.config.rebuilding;
         self.abandoned.retain(|r| recorded.contains(r));
         self.plan_leave()
+            .or_else(|| self.plan_snapshot())
             .or_else(|| self.plan_abandon())
             .or_else(|| self.plan_start())
             .or_else(|| self.plan_join())
             .or_else(|| self.plan_close())
     }
 
-    fn next_config(&self) -> Config {
+    pub(crate) fn next_config(&self) -> Config {
         let mut next = self.gate.config.clone();
         #[cfg(feature = "planted-bugs")]
         if self.options.bug == Some(crate::PlantedBug::Rule08SameNumber) {
@@ -343,7 +349,7 @@ impl Core {
     /// Rule 10: only legs that are copied, flushed and whose answers are required already.
     fn plan_join(&self) -> Option<(Config, SwapReason)> {
         let ready = |l: &&Leg| l.role == Role::Admitted && l.eject.is_none() && l.is_up() && self.may_join(l);
-        if self.life != Life::Running || !self.legs.iter().any(|l| ready(&l)) {
+        if self.life != Life::Running || self.keeps_joiners_out() || !self.legs.iter().any(|l| ready(&l)) {
             return None;
         }
         let mut next = self.next_config();
@@ -399,6 +405,7 @@ impl Core {
         self.repairs.forget_leg(id);
         self.regions.forget_leg(id);
         self.forget_flushed(id);
+        self.forget_snapshot_flush(id);
         self.legs.reap(id);
         self.update_expected();
     }
@@ -444,6 +451,9 @@ impl Core {
         self.update_expected();
         self.meta.outdate();
         out.push(Action::Event(Event::ConfigChanged { config: Box::new(config) }));
+        if reason == SwapReason::Snapshot {
+            self.snapshot_recorded(out);
+        }
         if reason == SwapReason::Close {
             self.closed(out);
         }

@@ -57,6 +57,8 @@ pub struct Options {
     pub live_regions_max: u32,
     /// How long a live region stays so without writes.
     pub clear_idle_ns: Nanos,
+    /// Longest time that changes are held back for a snapshot.
+    pub snapshot_hold_max_ns: Nanos,
     /// The rule this core breaks on purpose.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<crate::PlantedBug>,
@@ -80,6 +82,8 @@ impl Default for Options {
             // 8 GiB in regions of 1 MiB: wide enough for random writes to stay hot, copied in the background in seconds.
             live_regions_max: 8192,
             clear_idle_ns: 5_000_000_000,
+            // Shorter than the usual host waits for a command before it resets the path by itself.
+            snapshot_hold_max_ns: 20_000_000_000,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }

@@ -60,6 +60,7 @@ impl Core {
         let undisturbed = self.life == Life::Running
             && self.gate.pending.is_none()
             && self.barrier.is_none()
+            && self.snapshot.is_none()
             && !(self.frozen || self.suspect || self.all_lost)
             && self.abandoned.is_empty()
             && self.inherited_left() == 0

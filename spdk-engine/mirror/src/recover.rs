@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId};
+use crate::config::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, Tree};
 use crate::meta::Superblock;
 
 /// What a replica knows of its volume.
@@ -176,8 +176,17 @@ fn judge(evidence: &Evidence, known: &[(&ReplicaId, &ReplicaKnows)], newest: &Co
         clean: in_sync.iter().all(closed),
         rebuilding: newest.rebuilding.iter().filter(has_data).cloned().collect(),
         in_sync,
+        tree: newest_tree(recorded, newest),
         ..newest.clone()
     }))
+}
+
+/// Replicas know the version of the snapshot tree alone; an old copy of the record may know more of that version.
+fn newest_tree(recorded: Option<&Config>, newest: &Config) -> Tree {
+    match recorded {
+        Some(record) if record.tree.version >= newest.tree.version => record.tree.clone(),
+        _ => newest.tree.clone(),
+    }
 }
 
 /// The arbiter's record is right. Replicas that the recovery has fenced let in only whoever is above its epoch.

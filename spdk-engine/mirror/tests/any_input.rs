@@ -10,7 +10,7 @@ use common::{MS, Meta, config, geometry, params, regions, replica, with_bits};
 use mirror_core::meta::{META_BLOCK_BYTES, RegionBits, decode_bits};
 use mirror_core::{
     Action, Config, Core, DropReason, Event, HostId, Input, IoId, LegError, LegId, MetaOp, Op, Options, Payload,
-    ReplicaId, SwapId, SwapOutcome,
+    ReplicaId, SnapshotError, SnapshotId, SwapId, SwapOutcome,
 };
 use proptest::prelude::*;
 
@@ -26,6 +26,9 @@ enum Step {
     Add { leg: u32, name: u8 },
     Remove(u32),
     Pass(u64),
+    Snapshot,
+    Taken(u8),
+    Abort,
     Close,
 }
 
@@ -41,6 +44,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0u32..20, 0u8..5).prop_map(|(leg, name)| Step::Add { leg, name }),
         1 => (0u32..20).prop_map(Step::Remove),
         3 => (0u64..1500).prop_map(Step::Pass),
+        3 => Just(Step::Snapshot),
+        5 => any::<u8>().prop_map(Step::Taken),
+        1 => Just(Step::Abort),
         1 => Just(Step::Close),
     ]
 }
@@ -60,7 +66,16 @@ struct Any {
     answers: BTreeMap<HostId, u32>,
     stopped: bool,
     record: Config,
+    /// Snapshots begun, and how often each was answered.
+    snapshots: BTreeMap<SnapshotId, u32>,
+    /// Hosts may change nothing until then.
+    still_until: u64,
+    /// Who has the latest snapshot.
+    taken: BTreeSet<ReplicaId>,
 }
+
+/// Longest hold of a snapshot.
+const HOLD: u64 = 2000 * MS;
 
 impl Any {
     fn input(&mut self, input: Input) {
@@ -72,6 +87,7 @@ impl Any {
                 Action::LegIo { leg, io, op, lba, blocks, payload } => {
                     assert!(lba + u64::from(blocks) <= common::BLOCKS);
                     if op.changes_blocks() && matches!(payload, Payload::Host(_)) {
+                        assert!(self.now >= self.still_until, "written while members take a snapshot");
                         self.check_bits(lba, blocks);
                     }
                     self.ios.push((leg, io));
@@ -83,6 +99,10 @@ impl Any {
                 Action::Swap { swap, expect, next, .. } => {
                     assert_eq!(expect, self.record.version(), "a swap expects the record that stands");
                     self.record.check_successor(&next).unwrap();
+                    if next.tree != self.record.tree {
+                        assert!(next.in_sync.is_subset(&self.taken), "a member lacks the snapshot");
+                        assert_eq!(next.tree.last.as_ref().map(|l| &l.replicas), Some(&next.in_sync));
+                    }
                     self.swaps.push((swap, *next));
                 }
                 Action::MetaIo { leg, io, op } => self.metas.push(Meta { leg, io, op }),
@@ -92,6 +112,20 @@ impl Any {
                         self.legs.remove(&leg);
                     }
                     dropped.push(leg);
+                }
+                Action::SnapshotHeld { members, .. } => {
+                    assert!(!members.is_empty());
+                    assert_eq!(self.core.status().inherited_regions, 0, "rule 19");
+                    self.still_until = self.now + HOLD;
+                }
+                Action::SnapshotDone { id, result } => {
+                    // A word on one that is not being taken is answered, too, and ends nothing.
+                    if result != Err(SnapshotError::NotHeld) && !matches!(result, Err(SnapshotError::Busy { .. })) {
+                        self.still_until = 0;
+                    }
+                    if result != Err(SnapshotError::NotHeld) {
+                        *self.snapshots.entry(id).or_default() += 1;
+                    }
                 }
                 Action::Stopped { .. } => self.stopped = true,
                 _ => {}
@@ -217,10 +251,32 @@ impl Any {
                 self.now += ms * MS;
                 Input::Tick
             }
+            Step::Snapshot => {
+                let id = snapshot(number);
+                self.snapshots.insert(id.clone(), 0);
+                Input::SnapshotBegin { id, hold_ns: HOLD }
+            }
+            Step::Taken(mask) => {
+                let bits = (0..8).cycle().map(|bit| mask & (1 << bit) != 0);
+                self.taken =
+                    self.record.in_sync.iter().zip(bits).filter(|(_, has)| *has).map(|(r, _)| r.clone()).collect();
+                Input::SnapshotTaken { id: self.latest(), replicas: self.taken.clone() }
+            }
+            Step::Abort => Input::SnapshotAbort { id: self.latest() },
             Step::Close => Input::Close,
         };
         self.input(input);
     }
+
+    /// The snapshot that is not answered, or any.
+    fn latest(&self) -> SnapshotId {
+        let open = self.snapshots.iter().find(|(_, answers)| **answers == 0);
+        open.map_or_else(|| snapshot(0), |(id, _)| id.clone())
+    }
+}
+
+fn snapshot(number: u64) -> SnapshotId {
+    SnapshotId::new(&format!("s{number}")).unwrap()
 }
 
 proptest! {
@@ -256,10 +312,14 @@ proptest! {
             answers: BTreeMap::new(),
             stopped: false,
             record,
+            snapshots: BTreeMap::new(),
+            still_until: 0,
+            taken: BTreeSet::new(),
         };
         for (number, step) in (0u64..).zip(steps) {
             any.step(number, step);
             prop_assert!(any.answers.values().all(|n| *n <= 1), "answered twice");
+            prop_assert!(any.snapshots.values().all(|n| *n <= 1), "a snapshot ended twice");
             prop_assert!(!any.core.config().in_sync.is_empty());
         }
         // What is not answered is known to be in flight.

@@ -150,6 +150,7 @@ impl World {
         }
         self.trace(|| "hosts start anew".to_owned());
         self.history.restart();
+        self.forget_snapshots();
         self.ops.clear();
         self.attempts.clear();
         for client in &mut self.clients {

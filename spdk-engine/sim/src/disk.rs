@@ -13,7 +13,7 @@ use crate::rng::Rng;
 /// Most values of one block that a power loss chooses from; older ones but the durable one are forgotten.
 const VERSIONS_MAX: usize = 6;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Disk {
     blocks: Vec<u64>,
     pub(crate) volatile: bool,

@@ -17,6 +17,7 @@ use mirror_core::{
 
 use crate::faults::MS;
 use crate::model_bug::ModelBug;
+use crate::snapshot::Taking;
 use crate::world::{
     ConnId, ENGINES, EngineRef, Event, HostConn, REGION_BLOCKS, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name,
     replica_id, replica_index,
@@ -114,11 +115,17 @@ pub(crate) struct Process {
     /// Regions that it found set when it opened.
     pub(crate) inherited: RegionBits,
     pub(crate) meta_failed: Vec<usize>,
+    /// The snapshot that its agent is taking.
+    pub(crate) snapshot: Option<Taking>,
 }
 
 impl Process {
     pub(crate) fn is_serving(&self) -> bool {
         matches!(self.job, Job::Serving(_))
+    }
+
+    pub(crate) fn instance(&self) -> &EngineInstance {
+        &self.instance
     }
 
     fn leg_of(&self, replica: usize) -> Option<LegId> {
@@ -152,6 +159,7 @@ impl World {
             region_blocks: REGION_BLOCKS,
             live_regions_max: 4,
             clear_idle_ns: 30 * MS,
+            snapshot_hold_max_ns: 250 * MS,
             #[cfg(feature = "planted-bugs")]
             bug: self.scenario.bug,
         };
@@ -194,6 +202,7 @@ impl World {
             keeps_bits: false,
             inherited: RegionBits::default(),
             meta_failed: Vec::new(),
+            snapshot: None,
         };
         self.nodes[node].process = Some(process);
         self.nodes[node].inbox.clear();
@@ -293,6 +302,9 @@ impl World {
                 }
             }
             ToEngine::HostsDetached => self.feed_core(to, Input::HostsDetached),
+            ToEngine::Snapshot => self.begin_snapshot(to),
+            ToEngine::SnapshotTaken { replica, id, taken } => self.snapshot_taken(to, replica, &id, taken),
+            ToEngine::SnapshotTimeout { id } => self.snapshot_timeout(to, &id),
             ToEngine::Close => self.feed_core(to, Input::Close),
         }
     }
@@ -391,7 +403,7 @@ impl World {
                 self.post(100 * MS, Event::Engine { to: me, body: ToEngine::RecordTimeout });
             }
             OpenAction::DoCas { cas, expect, next } => {
-                self.ask_swap(me, cas, ToArbiter::Swap { swap: cas, expect, next });
+                self.ask_swap(me, cas, ToArbiter::Swap { swap: cas, expect, next: Box::new(next) });
             }
             OpenAction::Promote { replica, epoch, .. } => {
                 if let Some(process) = self.process(me) {
@@ -468,6 +480,7 @@ impl World {
         self.outcome.opens += 1;
         self.trace(|| format!("{me:?} is ready"));
         self.became_ready(me);
+        self.snapshot_after_open();
         self.feed_core(me, Input::Tick);
         for leg in legs {
             if !leg.up {
@@ -669,7 +682,7 @@ impl World {
                 if reason == SwapReason::Leave && self.process(me).is_some_and(|p| p.alone) {
                     return self.fail(format!("{me:?} ejects members although it reaches none itself"));
                 }
-                self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next: *next });
+                self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
             }
             Action::WakeAt { at } => {
                 let at = at.saturating_add(self.nodes[me.node].clock_stood).max(self.now);
@@ -679,6 +692,8 @@ impl World {
                 self.trace(|| format!("{me:?} drops {leg:?}: {reason:?}"));
                 self.drop_leg(me, leg);
             }
+            Action::SnapshotHeld { id, members } => self.snapshot_held(me, id, &members),
+            Action::SnapshotDone { id, result } => self.snapshot_done(me, &id, &result),
             Action::Progress { .. } => {}
             Action::Event(event) => {
                 match event {

@@ -22,8 +22,9 @@
 //! - Hosts are made to detach only when every member may have lost its cache (rule 1).
 //! - When faults end, everything goes on: all commands are answered, all replicas rebuilt and byte-equal, the close
 //!   is recorded as clean.
+//! - A snapshot that the record names is the same on all members, and a moment of the history (rule 19).
 //!
-//! *What is not simulated yet.* Snapshots, resizing, forced opens, bit rot.
+//! *What is not simulated yet.* Deleting and reverting snapshots, resizing, forced opens, bit rot.
 //!
 //! *When a run fails* it says why, with the seed; [`shrink`] then looks for a run with fewer faults and commands
 //! that fails too.
@@ -43,6 +44,7 @@ mod model_bug;
 mod replica;
 mod rng;
 mod shrink;
+mod snapshot;
 mod world;
 
 pub use faults::{Fault, FaultKind};

@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     let rate = (args.seeds.end - args.seeds.start) as f64 / began.elapsed().as_secs_f64();
     println!(
         "seeds {}..{}: {failed} failed; {rate:.0} seeds/s; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
-         unknown outcome, {} ended with hosts that must detach, {} records recovered, {} replicas deleted, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
+         unknown outcome, {} ended with hosts that must detach, {} records recovered, {} snapshots, {} replicas deleted, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
         args.seeds.start,
         args.seeds.end,
         total.ops,
@@ -99,6 +99,7 @@ fn main() -> ExitCode {
         total.unknown_swaps,
         total.refusals,
         total.recoveries,
+        total.snapshots,
         total.deletions,
         total.faults.len(),
         total.events,
@@ -119,6 +120,7 @@ fn add(total: &mut Outcome, one: &Outcome) {
     total.unknown_swaps += one.unknown_swaps;
     total.refusals += one.refusals;
     total.recoveries += one.recoveries;
+    total.snapshots += one.snapshots;
     total.deletions += one.deletions;
     total.events += one.events;
     total.meta_writes += one.meta_writes;

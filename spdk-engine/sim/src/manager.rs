@@ -187,6 +187,7 @@ impl World {
 
     /// After an orderly close all members are equal.
     fn check_closed(&mut self) {
+        self.check_snapshots();
         let record = &self.arbiter.record;
         if !record.clean || record.in_sync.len() != REPLICAS {
             let what = format!("closed, but the record is {record:?}");

@@ -3,13 +3,13 @@
 //! *Invariants.* I/O is executed only for the current session. A new session, also of the same engine, first ends
 //! the old one and waits until its I/O on the disk is finished. After a restart nobody is allowed until a promote.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mirror_core::meta::{
     Geometry, META_BLOCK_BYTES, RegionBits, SUPERBLOCK_SLOTS, Superblock, decode_bits, newest_superblock,
 };
-use mirror_core::{EngineInstance, Epoch, LegError, MetaOp, Op, ReplicaFacts};
+use mirror_core::{EngineInstance, Epoch, LegError, MetaOp, Op, ReplicaFacts, SnapshotId};
 
 use crate::disk::Disk;
 use crate::model_bug::ModelBug;
@@ -50,6 +50,8 @@ pub(crate) struct Attach {
 pub(crate) struct Replica {
     pub(crate) up: bool,
     pub(crate) media: Disk,
+    /// What it has taken, by name.
+    pub(crate) snapshots: BTreeMap<SnapshotId, Disk>,
     /// Starts of its machine; part of the name of its instance (rule 1).
     pub(crate) starts: u32,
     /// The meta area; empty when the replica has none.
@@ -87,6 +89,7 @@ impl Replica {
         Self {
             up: true,
             media: Disk::new(blocks, volatile),
+            snapshots: BTreeMap::new(),
             starts: 1,
             meta: vec![0; usize::try_from(meta_blocks).unwrap_or(0) * META_BLOCK_BYTES],
             meta_unread: false,
@@ -134,6 +137,7 @@ impl Replica {
             Op::Flush => {
                 self.unflushed.clear();
                 self.media.flush();
+                self.snapshots.values_mut().for_each(Disk::flush);
                 Ok(Vec::new())
             }
             Op::Write { .. } | Op::Unmap | Op::WriteZeroes => {
@@ -163,6 +167,7 @@ impl Replica {
         self.attaching.clear();
         self.disk.clear();
         self.meta.fill(0);
+        self.snapshots.clear();
         for at in 0..self.media.blocks().len() {
             self.media.write(at, WIPED, true);
         }
@@ -179,6 +184,9 @@ impl Replica {
         self.crash(rng);
         self.starts += 1;
         self.media.lose_power(rng);
+        for snapshot in self.snapshots.values_mut() {
+            snapshot.lose_power(rng);
+        }
     }
 
     pub(crate) fn has_meta(&self) -> bool {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use mirror_core::{
     Config, ConfigNumber, ConfigVersion, EngineInstance, Epoch, HostId, HostResult, IoId, LegError, LegId, Lineage,
-    MetaOp, Op, RaisedInVain, ReplicaFacts, ReplicaId, SwapId, SwapOutcome,
+    MetaOp, Op, RaisedInVain, ReplicaFacts, ReplicaId, SnapshotId, SwapId, SwapOutcome,
 };
 
 use mirror_core::meta::Geometry;
@@ -26,6 +26,7 @@ use crate::manager::Manager;
 use crate::model_bug::ModelBug;
 use crate::replica::{Admission, Attach, DiskIo, Replica};
 use crate::rng::Rng;
+use crate::snapshot::Snapshots;
 
 /// Replicas of a volume.
 pub(crate) const REPLICAS: usize = 3;
@@ -112,6 +113,8 @@ pub struct Outcome {
     pub inherited: u64,
     /// Regions of those openings in all.
     pub inherited_of: u64,
+    /// Snapshots that were recorded.
+    pub snapshots: u32,
     /// Live bits that were cleared.
     pub cleared: u64,
     /// Events handled.
@@ -164,12 +167,17 @@ pub(crate) enum ToReplica {
     Close {
         conn: ConnId,
     },
+    Snapshot {
+        id: SnapshotId,
+        epoch: Epoch,
+        instance: EngineInstance,
+    },
 }
 
 #[derive(Debug, Clone)]
 pub(crate) enum ToArbiter {
     Read,
-    Swap { swap: SwapId, expect: ConfigVersion, next: Config },
+    Swap { swap: SwapId, expect: ConfigVersion, next: Box<Config> },
 }
 
 #[derive(Debug, Clone)]
@@ -189,6 +197,9 @@ pub(crate) enum ToEngine {
     Host { conn: HostConn, id: HostId, op: Op, lba: u64, blocks: u32, value: u64 },
     Remove { replica: usize },
     HostsDetached,
+    Snapshot,
+    SnapshotTaken { replica: usize, id: SnapshotId, taken: bool },
+    SnapshotTimeout { id: SnapshotId },
     Close,
 }
 
@@ -233,6 +244,8 @@ pub(crate) enum Event {
     },
     Fault(Fault),
     Manager,
+    /// An operator wants a snapshot.
+    Snapshot,
     /// The engine that is opening the volume dies.
     KillOpening,
     Resume {
@@ -293,6 +306,7 @@ pub(crate) struct World {
     pub(crate) attempts: BTreeMap<HostId, HostId>,
     pub(crate) manager: Manager,
     pub(crate) history: History,
+    pub(crate) snapshots: Snapshots,
     pub(crate) outcome: Outcome,
     pub(crate) faults_over: bool,
     cut_until: [[u64; REPLICAS]; ENGINES],
@@ -357,6 +371,7 @@ impl World {
             min_in_sync: if strict { 2 } else { 1 },
             size_blocks: BLOCKS,
             clean: true,
+            tree: Default::default(),
         };
         let depth = usize::try_from(rng.range(1, DEPTH_MAX + 1)).unwrap_or(1);
         // Faults have a source of their own, so that a run with some of them left out differs in nothing else.
@@ -383,6 +398,7 @@ impl World {
             attempts: BTreeMap::new(),
             manager: Manager::default(),
             history: History::default(),
+            snapshots: Snapshots::new(scenario.seed),
             outcome: Outcome { faults: faults.clone(), ..Outcome::default() },
             faults_over: false,
             cut_until: [[0; REPLICAS]; ENGINES],
@@ -394,6 +410,7 @@ impl World {
         for fault in faults {
             world.post_at(fault.at, Event::Fault(fault));
         }
+        world.plan_snapshots(world.scenario.until_ns);
         world.post_at(world.scenario.until_ns, Event::EndOfFaults);
         world.post_at(0, Event::Manager);
         for client in 0..world.clients.len() {
@@ -515,6 +532,7 @@ impl World {
             Event::LetGo { client } => self.let_go(client),
             Event::Fault(fault) => self.fault(fault),
             Event::Manager => self.manager_step(),
+            Event::Snapshot => self.ask_snapshot(),
             Event::KillOpening => self.crash_opening(),
             Event::Resume { node } => self.resume(node),
             Event::Recover => self.recover_step(),
@@ -573,6 +591,7 @@ impl World {
                 let data = Vec::new();
                 self.start_disk(r, DiskIo { key: 0, conn, from, io, leg, op: Op::Read, lba: 0, data, meta: Some(op) });
             }
+            ToReplica::Snapshot { id, epoch, instance } => self.take_snapshot(r, from, id, (epoch, instance)),
             ToReplica::Close { conn } => {
                 if self.replicas[r].session.map(|s| s.0) == Some(conn) {
                     self.replicas[r].session = None;
@@ -669,10 +688,13 @@ impl World {
                 Some(config) => ToEngine::Record { config },
                 None => return,
             },
-            ToArbiter::Swap { swap, expect, next } => match self.arbiter.swap(&expect, next.clone()) {
+            ToArbiter::Swap { swap, expect, next } => match self.arbiter.swap(&expect, Config::clone(&next)) {
                 Ok(None) => return,
                 Ok(Some(outcome)) => {
                     let done = outcome == SwapOutcome::Committed;
+                    if done {
+                        self.snapshot_recorded(&next);
+                    }
                     self.trace(|| format!("arbiter: {from:?} swaps to {next:?}: {}", if done { "yes" } else { "no" }));
                     ToEngine::Swapped { swap, outcome }
                 }

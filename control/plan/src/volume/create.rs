@@ -76,6 +76,7 @@ fn initialise(pass: &mut Pass<'_>, replicas: &[String]) {
         min_in_sync: pass.new.spec.min_in_sync,
         size: pass.new.spec.size,
         clean: true,
+        snapshots: Default::default(),
     };
     let generation = pass.settings.recovery_generation;
     let status = pass.status();

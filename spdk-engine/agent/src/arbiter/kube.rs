@@ -286,6 +286,7 @@ mod tests {
             min_in_sync: 1,
             size: 1 << 20,
             clean: false,
+            snapshots: Default::default(),
         };
         volume.status = Some(VolumeStatus { config: Some(record), ..VolumeStatus::default() });
         volumes.replace_status("v", &PostParams::default(), &volume).await.unwrap();

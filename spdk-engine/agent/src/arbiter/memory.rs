@@ -196,6 +196,7 @@ mod tests {
             min_in_sync: 1,
             size: 1 << 20,
             clean: false,
+            snapshots: Default::default(),
         };
         record_to_config(&record).unwrap()
     }

@@ -5,9 +5,12 @@
 //!
 //! *When things fail.* [`RecordParseError`] names the field and its value.
 
-use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId};
+use mirror_core::{
+    Config, ConfigNumber, EngineInstance, Epoch, LastSnapshot, Lineage, ReplicaId, SnapshotId, Tree, TreeVersion,
+};
 
 use addax_api::VolumeConfig;
+use addax_api::volume::SnapshotTree;
 
 use crate::rpc::MirrorConfig;
 use crate::state::BLOCK_SIZE;
@@ -40,6 +43,23 @@ fn names(replicas: &std::collections::BTreeSet<ReplicaId>) -> Vec<String> {
     replicas.iter().map(|replica| replica.as_str().to_owned()).collect()
 }
 
+fn tree(snapshots: &SnapshotTree) -> Result<Tree, RecordParseError> {
+    let last = match snapshots.last.as_str() {
+        "" => None,
+        id => Some(LastSnapshot { id: SnapshotId::new(id)?, replicas: replicas(&snapshots.replicas)? }),
+    };
+    Ok(Tree { version: TreeVersion(snapshots.version), last })
+}
+
+fn snapshots(tree: &Tree) -> SnapshotTree {
+    let last = tree.last.as_ref();
+    SnapshotTree {
+        version: tree.version.0,
+        last: last.map(|last| last.id.to_string()).unwrap_or_default(),
+        replicas: last.map(|last| names(&last.replicas)).unwrap_or_default(),
+    }
+}
+
 /// Reads the API's record.
 ///
 /// # Errors
@@ -58,6 +78,7 @@ pub fn record_to_config(record: &VolumeConfig) -> Result<Config, RecordParseErro
         min_in_sync: record.min_in_sync,
         size_blocks: size / u64::from(BLOCK_SIZE),
         clean: record.clean,
+        tree: tree(&record.snapshots)?,
     };
     config.check()?;
     Ok(config)
@@ -76,6 +97,7 @@ pub fn config_to_record(config: &Config) -> VolumeConfig {
         min_in_sync: config.min_in_sync,
         size: i64::try_from(config.size_blocks.saturating_mul(u64::from(BLOCK_SIZE))).unwrap_or(i64::MAX),
         clean: config.clean,
+        snapshots: snapshots(&config.tree),
     }
 }
 
@@ -91,6 +113,7 @@ pub fn config_to_mirror(config: &Config) -> MirrorConfig {
         min_in_sync: config.min_in_sync,
         size: config.size_blocks.saturating_mul(u64::from(BLOCK_SIZE)),
         clean: config.clean,
+        snapshots: snapshots(&config.tree),
     }
 }
 
@@ -109,6 +132,7 @@ pub fn mirror_to_config(mirror: &MirrorConfig) -> Result<Config, RecordParseErro
         min_in_sync: mirror.min_in_sync,
         size: i64::try_from(mirror.size).unwrap_or(-1),
         clean: mirror.clean,
+        snapshots: mirror.snapshots.clone(),
     })
 }
 
@@ -128,6 +152,7 @@ mod tests {
             min_in_sync: 2,
             size: 1 << 20,
             clean: true,
+            snapshots: SnapshotTree { version: 4, last: "s".to_owned(), replicas: vec!["a".to_owned()] },
         }
     }
 

@@ -319,6 +319,7 @@ mod tests {
             min_in_sync: 1,
             size: SIZE,
             clean: false,
+            snapshots: Default::default(),
         }
     }
 

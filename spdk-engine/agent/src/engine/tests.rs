@@ -212,6 +212,7 @@ fn record(in_sync: &[&str]) -> mirror_core::Config {
         min_in_sync: 1,
         size: i64::try_from(SIZE).unwrap(),
         clean: true,
+        snapshots: Default::default(),
     };
     record_to_config(&record).unwrap()
 }

@@ -46,6 +46,7 @@ impl Permit {
             // Not compared; a record has one.
             size: i64::from(BLOCK_SIZE),
             clean: false,
+            snapshots: Default::default(),
         });
         let record = parsed.map_err(|error| invalid("record", &record.lineage, error))?;
         Ok(Self { record, over })

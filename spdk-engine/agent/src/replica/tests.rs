@@ -94,6 +94,7 @@ pub(super) fn superblock(replica: &str, number: u64, lineage: &str) -> Superbloc
             min_in_sync: 1,
             size_blocks: 256,
             clean: false,
+            tree: Default::default(),
         },
         replica,
         block_size: 4096,

@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use addax_api::volume::SnapshotTree;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use mirror_core::meta::{META_BLOCK_BYTES, RegionBits};
@@ -54,6 +55,9 @@ pub struct MirrorConfig {
     /// Closed in order.
     #[serde(default)]
     pub clean: bool,
+    /// What is recorded of snapshots; spelled as in the API.
+    #[serde(default)]
+    pub snapshots: SnapshotTree,
 }
 
 /// A leg at creation.

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use mirror_core::{Config, ConfigError, ConfigNumber, EngineInstance, Epoch, HostError, LegError, Lineage, ReplicaId};
+use mirror_core::{
+    Config, ConfigError, ConfigNumber, EngineInstance, Epoch, HostError, LastSnapshot, LegError, Lineage, ReplicaId,
+    SnapshotId, Tree, TreeVersion,
+};
 use nvme_wire::Status;
 use nvme_wire::status::StatusCodeType;
 use serde::{Deserialize, Serialize};
@@ -21,6 +24,42 @@ pub struct ConfigJson {
     pub size: u64,
     #[serde(default)]
     pub clean: bool,
+    #[serde(default)]
+    pub snapshots: TreeJson,
+}
+
+/// What the record says of snapshots.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TreeJson {
+    #[serde(default)]
+    pub version: u64,
+    /// The latest one; empty when there is none.
+    #[serde(default)]
+    pub last: String,
+    /// The replicas that have it.
+    #[serde(default)]
+    pub replicas: Vec<String>,
+}
+
+impl TreeJson {
+    fn of(tree: &Tree) -> Self {
+        let last = tree.last.as_ref();
+        Self {
+            version: tree.version.0,
+            last: last.map(|l| l.id.to_string()).unwrap_or_default(),
+            replicas: last.map(|l| l.replicas.iter().map(ToString::to_string).collect()).unwrap_or_default(),
+        }
+    }
+
+    fn parse(&self) -> Result<Tree, ConfigError> {
+        let replicas = self.replicas.iter().map(|n| ReplicaId::new(n)).collect::<Result<BTreeSet<_>, _>>()?;
+        let last = match self.last.as_str() {
+            "" => None,
+            id => Some(LastSnapshot { id: SnapshotId::new(id)?, replicas }),
+        };
+        Ok(Tree { version: TreeVersion(self.version), last })
+    }
 }
 
 impl ConfigJson {
@@ -38,6 +77,7 @@ impl ConfigJson {
             min_in_sync: config.min_in_sync,
             size: config.size_blocks * u64::from(block_size),
             clean: config.clean,
+            snapshots: TreeJson::of(&config.tree),
         }
     }
 
@@ -57,6 +97,7 @@ impl ConfigJson {
             min_in_sync: self.min_in_sync,
             size_blocks: self.size / u64::from(block_size),
             clean: self.clean,
+            tree: self.snapshots.parse()?,
         })
     }
 }
@@ -113,6 +154,7 @@ mod tests {
             min_in_sync: 1,
             size: 8192,
             clean: true,
+            snapshots: TreeJson { version: 2, last: "s".into(), replicas: vec!["a".into()] },
         };
         let config = json.parse(4096).unwrap();
         assert_eq!(config.size_blocks, 2);

@@ -18,6 +18,7 @@
 //! *When things fail.* A leg whose channel does not exist any more answers "gone".
 
 mod meta;
+mod snapshot;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -160,6 +161,8 @@ pub struct Device {
     /// Taken down: late completions change nothing any more.
     dead: Cell<bool>,
     closing: RefCell<Vec<futures::channel::oneshot::Sender<()>>>,
+    /// Calls about snapshots that wait.
+    snapshots: RefCell<snapshot::Snapshots>,
 }
 
 impl Device {
@@ -200,6 +203,7 @@ impl Device {
             actions: RefCell::default(),
             dead: Cell::new(false),
             closing: RefCell::default(),
+            snapshots: RefCell::default(),
         });
         for (leg, replica, chans) in chans {
             let state = if in_sync.contains(&replica) { "in_sync" } else { "rebuilding" };
@@ -347,6 +351,7 @@ impl Device {
             leg.chans.close(core);
         }
         self.closing.borrow_mut().clear();
+        self.snapshots.borrow_mut().clear();
     }
 
     /// The state for RPC answers.
@@ -457,6 +462,8 @@ impl Device {
                 self.finish(core, State::Stopped, &format!("{reason:?}"));
             }
             Action::Closed => self.finish(core, State::Closed, "closed"),
+            Action::SnapshotHeld { id, members } => self.snapshots.borrow_mut().held(&id, members),
+            Action::SnapshotDone { id, result } => self.snapshots.borrow_mut().done(&id, result),
         }
     }
 

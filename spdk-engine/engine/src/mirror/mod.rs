@@ -13,6 +13,7 @@
 pub mod convert;
 pub mod device;
 mod legs;
+mod snapshot;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -53,6 +54,9 @@ pub fn register(m: &mut Methods) {
     m.add("addax_mirror_hosts_detached", When::Runtime, |app, p| async move { hosts_detached(&app, p).await });
     m.add("addax_mirror_swap_answer", When::Runtime, |app, p| async move { swap_answer(&app, p).await });
     m.add("addax_mirror_read_meta", When::Runtime, |app, p| async move { legs::read_meta(&app, p).await });
+    m.add("addax_mirror_snapshot_begin", When::Runtime, |app, p| async move { snapshot::begin(&app, p).await });
+    m.add("addax_mirror_snapshot_commit", When::Runtime, |app, p| async move { snapshot::commit(&app, p).await });
+    m.add("addax_mirror_snapshot_abort", When::Runtime, |app, p| async move { snapshot::abort(&app, p).await });
     m.add("addax_mirror_close", When::Runtime, |app, p| async move { close(&app, p).await });
     m.add("addax_mirror_delete", When::Runtime, |app, p| async move { delete(&app, p).await });
 }

@@ -16,13 +16,16 @@
 //! | 65, 66 | number of members in `S`, of replicas in `R` |
 //! | 72..136, 136..200, 200..264, 264..328 | volume, replica, lineage, engine instance `e`: length byte, then text |
 //! | 328..456 | instance of the replica (process and power): length byte, then text |
+//! | 456..464 | version of the snapshot tree |
 //! | 512..1536 | names of `S`, then of `R`: length byte, then text, 64 bytes each |
 
 use std::collections::BTreeSet;
 
 use super::{META_BLOCK_BYTES, MetaError, array, put, u32_at, u64_at};
 use crate::LEGS_MAX;
-use crate::config::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, NAME_BYTES_MAX, ReplicaId, VolumeId};
+use crate::config::{
+    Config, ConfigNumber, EngineInstance, Epoch, Lineage, NAME_BYTES_MAX, ReplicaId, Tree, TreeVersion, VolumeId,
+};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ADDAXSB1");
 const VERSION: u32 = 1;
@@ -36,6 +39,7 @@ const AT_REGION: usize = 48;
 const AT_BLOCK_SIZE: usize = 56;
 const AT_MIN_IN_SYNC: usize = 60;
 const AT_STATE: usize = 64;
+const AT_TREE_VERSION: usize = 456;
 const AT_IN_SYNC_COUNT: usize = 65;
 const AT_REBUILDING_COUNT: usize = 66;
 const AT_VOLUME: usize = 72;
@@ -124,6 +128,7 @@ impl Superblock {
         put(&mut block, AT_SEQUENCE, &self.sequence.to_le_bytes());
         put(&mut block, AT_EPOCH, &record.epoch.0.to_le_bytes());
         put(&mut block, AT_CONFIG_NUMBER, &record.config_number.0.to_le_bytes());
+        put(&mut block, AT_TREE_VERSION, &record.tree.version.0.to_le_bytes());
         put(&mut block, AT_SIZE, &record.size_blocks.to_le_bytes());
         put(&mut block, AT_REGION, &self.region_blocks.to_le_bytes());
         put(&mut block, AT_BLOCK_SIZE, &self.block_size.to_le_bytes());
@@ -175,6 +180,7 @@ impl Superblock {
             min_in_sync: u32_at(block, AT_MIN_IN_SYNC),
             size_blocks: u64_at(block, AT_SIZE),
             clean: state == ReplicaState::ClosedClean,
+            tree: Tree { version: TreeVersion(u64_at(block, AT_TREE_VERSION)), last: None },
         };
         Ok(Self {
             volume: VolumeId::new(text(block, AT_VOLUME, "volume")?).map_err(no_name("volume"))?,

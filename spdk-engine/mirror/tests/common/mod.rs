@@ -12,7 +12,7 @@ use mirror_core::meta::{Geometry, META_BLOCK_BYTES, RegionBits, ReplicaState, Su
 use mirror_core::{
     Action, Config, ConfigNumber, ConfigVersion, Core, DropReason, EngineInstance, Epoch, Event, HostId, HostResult,
     Input, IoId, LegError, LegId, LegInit, Lineage, MetaOp, Nanos, Op, OpenParams, Options, Payload, ReplicaId,
-    StopReason, SwapId, SwapOutcome, SwapReason, VolumeId,
+    SnapshotError, SnapshotId, StopReason, SwapId, SwapOutcome, SwapReason, TreeVersion, VolumeId,
 };
 
 pub const MS: Nanos = 1_000_000;
@@ -62,6 +62,7 @@ pub fn config(in_sync: &[&str], rebuilding: &[&str], min: u32) -> Config {
         min_in_sync: min,
         size_blocks: BLOCKS,
         clean: false,
+        tree: Default::default(),
     }
 }
 
@@ -142,6 +143,10 @@ pub struct Bench {
     pub events: Vec<Event>,
     pub stopped: Option<StopReason>,
     pub closed: bool,
+    /// Snapshots that members are to take.
+    pub held: Vec<(SnapshotId, Vec<ReplicaId>)>,
+    /// Snapshots that ended.
+    pub snapshots: Vec<(SnapshotId, Result<TreeVersion, SnapshotError>)>,
     pub wake: Option<Nanos>,
     /// Probes of the lease; answered at once unless `hold_probes`.
     pub probes: Vec<Io>,
@@ -162,6 +167,8 @@ impl Bench {
             events: Vec::new(),
             stopped: None,
             closed: false,
+            held: Vec::new(),
+            snapshots: Vec::new(),
             wake: None,
             probes: Vec::new(),
             hold_probes: false,
@@ -199,6 +206,8 @@ impl Bench {
                 Action::Event(event) => self.events.push(event),
                 Action::Stopped { reason } => self.stopped = Some(reason),
                 Action::Closed => self.closed = true,
+                Action::SnapshotHeld { id, members } => self.held.push((id, members)),
+                Action::SnapshotDone { id, result } => self.snapshots.push((id, result)),
             }
         }
         while !self.hold_probes

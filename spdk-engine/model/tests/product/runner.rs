@@ -102,6 +102,8 @@ impl World {
                 self.process(e).job = Job::Finished;
             }
             Action::Event(_) | Action::Progress { .. } | Action::Closed => {}
+            // Nobody asks for snapshots here.
+            Action::SnapshotHeld { .. } | Action::SnapshotDone { .. } => {}
         }
     }
 

@@ -243,6 +243,7 @@ impl World {
             min_in_sync: if bounds.strict { 2 } else { 1 },
             size_blocks: 1,
             clean: false,
+            tree: Default::default(),
         };
         let mut replicas: Vec<Replica> = (0..bounds.replicas).map(|_| Replica::default()).collect();
         for r in &members {
@@ -319,6 +320,7 @@ impl World {
             region_blocks: 0,
             live_regions_max: 1,
             clear_idle_ns: STEP / 2,
+            snapshot_hold_max_ns: STEP,
             bug: self.bounds.bug,
         }
     }

@@ -25,6 +25,7 @@ fn superblock(replica: &str, number: u64, in_sync: &[&str], state: ReplicaState)
             min_in_sync: 1,
             size_blocks: SIZE / 4096,
             clean: state == ReplicaState::ClosedClean,
+            tree: Default::default(),
         },
         block_size: 4096,
         region_blocks: 256,
