@@ -160,8 +160,9 @@ pub struct StoreOptions {
 }
 
 impl Default for StoreOptions {
+    /// In memory an object takes several times its JSON: the history tens of MiB at most.
     fn default() -> Self {
-        Self { history_events_max: 16_384, history_bytes_max: 64 << 20, compact_bytes_min: 8 << 20 }
+        Self { history_events_max: 4096, history_bytes_max: 16 << 20, compact_bytes_min: 8 << 20 }
     }
 }
 
