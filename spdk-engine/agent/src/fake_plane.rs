@@ -131,6 +131,8 @@ pub(crate) struct FakeState {
     pub(crate) calls: Vec<(String, Value)>,
     /// Methods that fail, with code and words.
     pub(crate) failing: BTreeMap<String, (i64, String)>,
+    /// Methods whose next call fails.
+    pub(crate) failing_once: BTreeSet<String>,
     /// Whether removing a host answers at once and leaves its sessions to drain later, as some `spdk_tgt` do.
     pub(crate) lingering: bool,
     /// Whether its initiators have lost their targets.
@@ -245,6 +247,9 @@ impl FakePlane {
             state.calls.push((method.clone(), params.clone()));
             if let Some(failure) = state.failing.get(&method) {
                 return Err(failure.clone());
+            }
+            if state.failing_once.remove(&method) {
+                return Err((-5, "Input/output error".to_owned()));
             }
             if state.stock && method.starts_with("addax_") {
                 return Err((-32601, "Method not found".to_owned()));

@@ -109,7 +109,7 @@ fn rule_18_a_member_whose_bits_cannot_be_read_is_copied_in_full() {
 fn rule_18_strict_mode_takes_every_region_for_unequal_when_too_few_bits_can_be_read() {
     let mut b = asked_for_bits(&["a", "b"], 2);
     b.bits(0, Ok(area("a", 5, &[3])));
-    b.bits(1, Err(MetaUnreadable));
+    b.unreadable(&[(1, "b")]);
     let params = b.ready().unwrap();
     assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));
 }
@@ -117,11 +117,11 @@ fn rule_18_strict_mode_takes_every_region_for_unequal_when_too_few_bits_can_be_r
 #[test]
 fn rule_18_without_any_readable_bits_one_is_copied_to_the_others() {
     let mut b = asked_for_bits(&["a", "b"], 1);
-    (0..2).for_each(|leg| b.bits(leg, Err(MetaUnreadable)));
+    b.unreadable(&[(0, "a"), (1, "b")]);
     let next = b.asked().unwrap().1;
     assert_eq!((next.in_sync, next.rebuilding), (set(&["b"]), set(&["a"])), "the local one is the source");
     let mut b = asked_for_bits(&["a", "b"], 2);
-    (0..2).for_each(|leg| b.bits(leg, Err(MetaUnreadable)));
+    b.unreadable(&[(0, "a"), (1, "b")]);
     let params = b.ready().unwrap();
     assert!(params.equalise_from.is_none(), "superblocks have to carry the record (rule 6)");
     assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));
@@ -130,7 +130,7 @@ fn rule_18_without_any_readable_bits_one_is_copied_to_the_others() {
 #[test]
 fn rule_06_strict_mode_keeps_superblocks_where_there_are_meta_areas() {
     let mut b = asked_but(&["a", "b"], 2, &["b"]);
-    b.bits(0, Err(MetaUnreadable));
+    b.unreadable(&[(0, "a")]);
     let params = b.ready().unwrap();
     assert!(params.equalise_from.is_none() && params.legs.iter().any(|l| !l.meta));
     assert_eq!((inherited(&params).len(), params.config.in_sync.len()), (16, 2));

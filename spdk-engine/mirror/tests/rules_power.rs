@@ -8,8 +8,9 @@ use std::sync::Arc;
 use common::{Bench, MS, REGION, config, params, regions, replica, set, superblock, with_bits};
 use mirror_core::meta::{META_BLOCK_BYTES, ReplicaState, Superblock, encode_bits};
 use mirror_core::{
-    Config, EngineInstance, Epoch, Input, LegError, LegId, OpenAction, OpenError, OpenEvent, OpenInput, OpenParams,
-    OpenWaits, Opener, OpenerParams, Options, ReplicaFacts, StopReason, SwapOutcome, VolumeId,
+    Config, EngineInstance, Epoch, Input, LegError, LegId, MetaUnreadable, OpenAction, OpenError, OpenEvent, OpenInput,
+    OpenParams, OpenWaits, Opener, OpenerParams, Options, PromoteError, ReplicaFacts, StopReason, SwapOutcome,
+    VolumeId,
 };
 
 /// An opener that has promoted members; each with the instance it has now.
@@ -79,6 +80,13 @@ impl Opening {
             _ => None,
         });
         next.unwrap()
+    }
+
+    fn failed(&self) -> Option<OpenError> {
+        self.out.iter().find_map(|a| match a {
+            OpenAction::Failed { reason } => Some(reason.clone()),
+            _ => None,
+        })
     }
 
     fn ready(&self) -> Option<OpenParams> {
@@ -284,4 +292,84 @@ fn rule_01_a_close_while_hosts_must_detach_is_not_clean() {
         b.settle_meta();
     }
     assert!(b.closed && b.swaps.is_empty(), "{:?}", b.swaps);
+}
+
+/// `a` was promoted and connected; its session ended before its superblock was read.
+fn read_lost() -> Opening {
+    let mut b = Opening::new(&config(&["a"], &[], 1), &[("a", "a1")], true);
+    b.input(OpenInput::Connected { leg: LegId(0), up: true });
+    b.out.clear();
+    b.input(OpenInput::MetaRead { leg: LegId(0), result: Err(MetaUnreadable) });
+    b
+}
+
+impl Opening {
+    /// Time for the next attempt to read `a`: whether it was promoted for it.
+    fn promote_again(&mut self, instance: &str) -> bool {
+        self.out.clear();
+        self.now += 250 * MS;
+        self.input(OpenInput::Tick);
+        let asked = self.out.iter().any(|a| matches!(a, OpenAction::Promote { .. }));
+        let facts = ReplicaFacts { meta: true, volatile: true, instance: instance.to_owned() };
+        self.input(OpenInput::Promoted { replica: replica("a"), result: Ok(facts) });
+        asked
+    }
+
+    /// Connects `a` again: whether it is read then.
+    fn connect_again(&mut self) -> bool {
+        self.input(OpenInput::Connected { leg: LegId(0), up: true });
+        self.out.iter().any(|a| matches!(a, OpenAction::ReadMeta { .. }))
+    }
+}
+
+#[test]
+fn rule_01_a_superblock_whose_session_ended_is_read_again_over_a_new_promote() {
+    let mut b = read_lost();
+    assert!(b.ready().is_none() && b.failed().is_none(), "a late promote of this engine ended it: nothing was lost");
+    assert!(b.promote_again("a1"));
+    assert!(b.out.iter().any(|a| matches!(a, OpenAction::Connect { leg: LegId(0), .. })));
+    assert!(b.connect_again());
+    b.input(OpenInput::MetaRead { leg: LegId(0), result: Ok(area("a", "a1", ReplicaState::Member)) });
+    let params = b.ready().unwrap();
+    assert!(!params.hosts_must_detach && params.legs[0].up);
+}
+
+#[test]
+fn rule_01_what_a_replica_says_at_the_last_promote_counts() {
+    let mut b = read_lost();
+    b.promote_again("a2");
+    b.connect_again();
+    b.input(OpenInput::MetaRead { leg: LegId(0), result: Ok(area("a", "a1", ReplicaState::Member)) });
+    let params = b.ready().unwrap();
+    assert!(params.hosts_must_detach, "its power was lost between the two promotes");
+    assert_eq!(params.legs[0].instance, "a2");
+}
+
+#[test]
+fn rule_01_a_superblock_that_cannot_be_read_is_given_up() {
+    let mut b = read_lost();
+    for attempt in 1..4 {
+        assert!(b.ready().is_none(), "attempt {attempt}");
+        assert!(b.promote_again("a1") && b.connect_again());
+        b.input(OpenInput::MetaRead { leg: LegId(0), result: Err(MetaUnreadable) });
+    }
+    assert!(b.ready().unwrap().hosts_must_detach, "its disk is bad: nobody knows what it holds");
+}
+
+#[test]
+fn rule_01_a_replica_that_is_gone_while_its_superblock_is_read_may_be_unchanged() {
+    let mut b = read_lost();
+    b.now += 5_000 * MS;
+    b.input(OpenInput::Tick);
+    let failed = b.failed();
+    assert_eq!(failed, Some(OpenError::Unread(set(&["a"]))), "not opened, and hosts are not refused: tried again");
+}
+
+#[test]
+fn rule_15_a_newer_engine_is_found_when_a_superblock_is_read_again() {
+    let mut b = read_lost();
+    b.now += 250 * MS;
+    b.input(OpenInput::Tick);
+    b.input(OpenInput::Promoted { replica: replica("a"), result: Err(PromoteError::Newer) });
+    assert_eq!(b.failed(), Some(OpenError::Superseded));
 }

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use mirror_core::meta::RegionBits;
 use mirror_core::{
     Action, ConfigNumber, Core, EngineInstance, Epoch, Event as CoreEvent, HostId, Input, IoId, LegError, LegId,
-    MetaOp, OpenAction, OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError, ReplicaFacts,
-    SwapOutcome, SwapReason, VolumeId,
+    MetaOp, MetaUnreadable, OpenAction, OpenInput, OpenWaits, Opener, OpenerParams, Options, Payload, PromoteError,
+    ReplicaFacts, SwapOutcome, SwapReason, VolumeId,
 };
 
 use crate::faults::MS;
@@ -476,6 +476,9 @@ impl World {
         process.copy_data = vec![vec![0; window]; core.copy_slots() as usize];
         process.job = Job::Serving(Box::new(core));
         process.legs.retain(|id, _| legs.iter().any(|l| l.leg == *id));
+        for leg in &legs {
+            process.instances.insert(replica_index(&leg.replica), leg.instance.clone());
+        }
         self.nodes[me.node].dead = [instance].into();
         self.outcome.opens += 1;
         self.trace(|| format!("{me:?} is ready"));
@@ -511,10 +514,11 @@ impl World {
         match purpose {
             Purpose::Promote => {
                 let result = match admitted {
-                    Some(Some(facts)) => {
+                    Some(Some(facts)) if !serving => {
                         process.instances.insert(replica, facts.instance.clone());
                         Ok(facts)
                     }
+                    Some(Some(_)) => return, // What the core was told by the opener counts.
                     Some(None) => Err(PromoteError::Newer),
                     None => Err(PromoteError::Unreachable),
                 };
@@ -595,9 +599,14 @@ impl World {
         let swapping = matches!(&process.job, Job::Serving(core) if core.status().swapping);
         process.alone = !swapping && process.legs.values().all(|l| l.conn.is_none());
         process.io.retain(|_, flight| flight.leg != leg);
-        if matches!(process.job, Job::Serving(_)) {
-            self.feed_core(me, Input::LegLost { leg, announced: false });
-            self.post(10 * MS, Event::Engine { to: me, body: ToEngine::Reattach { leg } });
+        match process.job {
+            Job::Serving(_) => {
+                self.feed_core(me, Input::LegLost { leg, announced: false });
+                self.post(10 * MS, Event::Engine { to: me, body: ToEngine::Reattach { leg } });
+            }
+            // What it was asked for on this connection is not answered any more.
+            Job::Opening(_) => self.feed_opener(me, OpenInput::MetaRead { leg, result: Err(MetaUnreadable) }),
+            Job::Finished => {}
         }
     }
 

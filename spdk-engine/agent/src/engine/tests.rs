@@ -53,8 +53,14 @@ impl Node {
 
     /// The data plane dies and another one is started.
     async fn restart_plane(&mut self) {
+        self.restart_plane_failing(&[]).await;
+    }
+
+    /// The same; the next call of each of these methods fails on the new one.
+    async fn restart_plane_failing(&mut self, once: &[&str]) {
         self.kill_plane();
         self.plane = FakePlane::serve(self.dir.path(), false, self.fabric.clone());
+        self.plane.state.lock().unwrap().failing_once = once.iter().map(|method| (*method).to_owned()).collect();
         self.plane.listen_at(&self.data.ip().to_string(), self.data.port());
         self.status.send_replace(up(&self.plane).await);
     }
@@ -463,6 +469,20 @@ async fn rule_01_when_all_machines_lost_power_hosts_are_refused_until_they_have_
     let engine = engines.set_hosts("v", vec![HOST.to_owned(), other.to_owned()]).await.unwrap();
     assert_eq!(cluster.nodes[0].admitted(), [HOST, other]);
     assert!(engine.message.is_empty(), "{}", engine.message);
+}
+
+/// Rule 1: a session that ends while a superblock is read costs nothing: the replica is promoted and read once more.
+#[tokio::test]
+async fn rule_01_a_superblock_that_could_not_be_read_at_first_is_read_over_a_new_promote() {
+    let mut cluster = cluster(1).await;
+    cluster.open(0).await;
+    cluster.nodes[0].restart_plane_failing(&["addax_mirror_read_meta"]).await;
+    cluster.nodes[0].wait_engine("epoch 2", |e| e.epoch == 2 && e.state() == pb::State::Running).await;
+    assert_eq!(cluster.nodes[0].created()["hosts_must_detach"], json!(false), "it lost nothing");
+    assert_eq!(cluster.nodes[0].admitted(), [HOST]);
+    let state = cluster.nodes[0].plane.state.lock().unwrap();
+    let calls = |wanted: &str| state.calls.iter().filter(|(method, _)| method == wanted).count();
+    assert_eq!((calls("addax_mirror_read_meta"), calls("bdev_nvme_attach_controller")), (2, 2));
 }
 
 /// Rule 1: what a member that comes back may have lost is known to the mirror before it can come back.

@@ -37,8 +37,10 @@ use crate::params::{LegInit, MetaInit};
 /// What a member's meta area said.
 #[derive(Debug)]
 pub(super) enum MemberBits {
-    /// Asked for.
-    Reading,
+    /// Asked for, for the `reads`th time.
+    Reading { reads: u32 },
+    /// The read failed: promoted again at that time; at `None` that is under way.
+    Again { reads: u32, at: Option<Nanos> },
     /// Where it may differ.
     Known(RegionBits),
     /// It has none, or it cannot be read.
@@ -54,46 +56,57 @@ impl Opener {
     /// Asks every connected member for its bits, when they matter.
     pub(super) fn read_bits(&mut self, now: Nanos, out: &mut Vec<OpenAction>) {
         self.phase = Phase::ReadingBits { until: now.saturating_add(self.params.waits.bits_wait_ns) };
-        let (Some(config), Some(geometry)) = (self.config.clone(), self.geometry()) else { return };
+        let Some(config) = self.config.clone().filter(|_| self.geometry().is_some()) else { return };
         if self.was_clean {
             return; // Members are equal and flushed.
         }
-        let blocks = u32::try_from(geometry.stamps_start()).unwrap_or(u32::MAX);
-        for leg in self.legs.iter().filter(|l| config.in_sync.contains(&l.replica)) {
-            let readable = leg.up && leg.meta;
-            let bits = if readable { MemberBits::Reading } else { MemberBits::Unreadable };
-            self.bits.insert(leg.replica.clone(), bits);
+        let members: Vec<(LegId, ReplicaId, bool)> = self
+            .legs
+            .iter()
+            .filter(|l| config.in_sync.contains(&l.replica))
+            .map(|l| (l.leg, l.replica.clone(), l.up && l.meta))
+            .collect();
+        for (leg, replica, readable) in members {
             if readable {
-                out.push(OpenAction::ReadMeta { leg: leg.leg, block: 0, blocks });
+                self.ask_bits(leg, &replica, 1, out);
+            } else {
+                self.bits.insert(replica, MemberBits::Unreadable);
             }
         }
     }
 
+    /// Asks for the superblocks and the bits of a replica.
+    pub(super) fn ask_bits(&mut self, leg: LegId, replica: &ReplicaId, reads: u32, out: &mut Vec<OpenAction>) {
+        let Some(geometry) = self.geometry() else { return };
+        let blocks = u32::try_from(geometry.stamps_start()).unwrap_or(u32::MAX);
+        self.bits.insert(replica.clone(), MemberBits::Reading { reads });
+        out.push(OpenAction::ReadMeta { leg, block: 0, blocks });
+    }
+
     pub(super) fn all_bits_are_read(&self) -> bool {
-        !self.bits.values().any(|bits| matches!(bits, MemberBits::Reading))
+        !self.bits.values().any(|bits| matches!(bits, MemberBits::Reading { .. } | MemberBits::Again { .. }))
     }
 
     pub(super) fn apply_meta_read(
         &mut self,
+        now: Nanos,
         leg: LegId,
         result: Result<Arc<[u8]>, MetaUnreadable>,
         out: &mut Vec<OpenAction>,
     ) {
         let Some(replica) = self.legs.iter().find(|l| l.leg == leg).map(|l| l.replica.clone()) else { return };
-        let reading = matches!(self.bits.get(&replica), Some(MemberBits::Reading));
-        if !reading || !matches!(self.phase, Phase::ReadingBits { .. }) {
-            return;
+        let Some(MemberBits::Reading { reads }) = self.bits.get(&replica) else { return };
+        let (reads, Phase::ReadingBits { .. }) = (*reads, &self.phase) else { return };
+        match result {
+            Ok(bytes) => {
+                if let Some(error) = self.record_is_old(&replica, &bytes) {
+                    return self.fail(error, out);
+                }
+                let bits = self.judge_bits(&replica, &bytes, out);
+                self.bits.insert(replica, bits);
+            }
+            Err(MetaUnreadable) => self.read_failed(now, &replica, reads),
         }
-        if let Ok(bytes) = &result
-            && let Some(error) = self.record_is_old(&replica, bytes)
-        {
-            return self.fail(error, out);
-        }
-        let bits = match result {
-            Ok(bytes) => self.judge_bits(&replica, &bytes, out),
-            Err(MetaUnreadable) => MemberBits::Unreadable,
-        };
-        self.bits.insert(replica, bits);
     }
 
     /// Takes bits that are the last engine's; else every region may differ.
@@ -220,7 +233,9 @@ impl Opener {
     /// Members that were not connected, or did not answer: they may be unchanged.
     pub(super) fn unread(&self, members: &BTreeSet<ReplicaId>) -> BTreeSet<ReplicaId> {
         let is_up = |r: &ReplicaId| self.legs.iter().any(|l| l.up && l.replica == *r);
-        let read = |r: &ReplicaId| is_up(r) && !matches!(self.bits.get(r), None | Some(MemberBits::Reading));
+        let read = |r: &ReplicaId| {
+            is_up(r) && !matches!(self.bits.get(r), None | Some(MemberBits::Reading { .. } | MemberBits::Again { .. }))
+        };
         members.iter().filter(|r| !read(r)).cloned().collect()
     }
 

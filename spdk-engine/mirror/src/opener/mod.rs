@@ -13,7 +13,7 @@
 //! `Ready`, hence before any completion. A replica outside `S` is never a source, whatever it says.
 //!
 //! After an unclean stop members may differ where writes were in flight. Their write-intent bits say where (rule 18);
-//! they are read only now, after the promotes (see [`bits`]). The union over all promoted members is what the core
+//! they are read only now, after the promotes (see [`bits`]; read again over a new promote when that fails, see [`reread`]). The union over all promoted members is what the core
 //! inherits; a region of which nothing is known counts as set. Those whose bits cannot be read go to `R` for a full
 //! copy, if `S` may shrink so far. Without any bits, available mode keeps one promoted member as `S` and puts the
 //! others into `R`; strict mode keeps them in `S` and asks the core to copy one over the others before it serves
@@ -41,6 +41,7 @@
 mod bits;
 mod decide;
 mod power;
+mod reread;
 mod types;
 
 use std::collections::BTreeMap;
@@ -169,8 +170,8 @@ impl Opener {
             OpenInput::RecordRead { result } => self.apply_record(now, result, out),
             OpenInput::CasAnswer { cas, outcome } => self.apply_cas(now, cas, outcome, out),
             OpenInput::Promoted { replica, result } => self.apply_promoted(now, &replica, result, out),
-            OpenInput::Connected { leg, up } => self.apply_connected(leg, up),
-            OpenInput::MetaRead { leg, result } => self.apply_meta_read(leg, result, out),
+            OpenInput::Connected { leg, up } => self.apply_connected(now, leg, up, out),
+            OpenInput::MetaRead { leg, result } => self.apply_meta_read(now, leg, result, out),
             OpenInput::Tick => {}
         }
         self.advance(now, out);
@@ -304,7 +305,7 @@ impl Opener {
         out: &mut Vec<OpenAction>,
     ) {
         if !matches!(self.phase, Phase::Promoting) {
-            return;
+            return self.apply_promoted_again(now, replica, result, out);
         }
         let member = self.config.as_ref().is_some_and(|c| c.in_sync.contains(replica));
         let Some(candidate) = self.candidates.get_mut(replica) else { return };
@@ -328,9 +329,9 @@ impl Opener {
         }
     }
 
-    fn apply_connected(&mut self, leg: LegId, up: bool) {
+    fn apply_connected(&mut self, now: Nanos, leg: LegId, up: bool, out: &mut Vec<OpenAction>) {
         if !matches!(self.phase, Phase::Connecting { .. }) {
-            return;
+            return self.apply_connected_again(now, leg, up, out);
         }
         let bit = 1u32 << leg.0.min(31);
         if let Some(init) = self.legs.iter_mut().find(|l| l.leg == leg)
@@ -362,10 +363,12 @@ impl Opener {
         {
             self.read_bits(now, out);
         }
-        if let Phase::ReadingBits { until } = self.phase
-            && (until <= now || self.all_bits_are_read())
-        {
-            self.decide(out);
+        if let Phase::ReadingBits { until } = self.phase {
+            if until <= now || self.all_bits_are_read() {
+                self.decide(out);
+            } else {
+                self.promote_again(now, out);
+            }
         }
         if !self.is_finished() && self.give_up_at <= now {
             let reason = self.give_up_reason();
@@ -472,7 +475,8 @@ impl Opener {
             Phase::Reading { retry_at } => *retry_at,
             Phase::Raising(cas) | Phase::Deciding(cas) => cas.retry_at,
             Phase::Promoting => self.next_promote_deadline(),
-            Phase::Connecting { until } | Phase::ReadingBits { until } => Some(*until),
+            Phase::Connecting { until } => Some(*until),
+            Phase::ReadingBits { until } => self.next_read().into_iter().chain([*until]).min(),
             Phase::New | Phase::Finished => None,
         };
         phase.unwrap_or(Nanos::MAX).min(self.give_up_at)

@@ -19,7 +19,7 @@ pub struct OpenWaits {
     pub retry_ns: Nanos,
     /// How long connecting may take before the core starts without a leg.
     pub connect_wait_ns: Nanos,
-    /// How long reading the bits of connected members may take before one is taken as unreadable.
+    /// How long reading the bits of connected members may take, with all that is tried again.
     pub bits_wait_ns: Nanos,
     /// When the attempt is given up. Longer than `Options::lease_ns` and the margin together.
     pub give_up_ns: Nanos,
@@ -236,7 +236,7 @@ pub enum OpenAction {
         /// The new owner.
         engine_instance: EngineInstance,
     },
-    /// Open a session at the new epoch.
+    /// Open a session at the new epoch. One that there was before on this leg has ended with the promote.
     Connect {
         /// Number of the leg.
         leg: LegId,

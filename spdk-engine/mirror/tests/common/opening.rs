@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{REGION, config, replica};
+use super::{MS, REGION, config, replica};
 use mirror_core::{
     Config, EngineInstance, LegId, Lineage, MetaUnreadable, OpenAction, OpenError, OpenInput, OpenParams, OpenWaits,
     Opener, OpenerParams, Options, PromoteError, RaisedInVain, ReplicaFacts, SwapId, SwapOutcome, VolumeId,
@@ -134,6 +134,23 @@ impl Bench {
 
     pub fn bits(&mut self, leg: u32, result: Result<Arc<[u8]>, MetaUnreadable>) {
         self.input(OpenInput::MetaRead { leg: LegId(leg), result });
+    }
+
+    /// The meta areas of these cannot be read, however often they are promoted anew.
+    pub fn unreadable(&mut self, legs: &[(u32, &str)]) {
+        for attempt in 0..4 {
+            if attempt > 0 {
+                self.advance(250 * MS);
+                let names: Vec<&str> = legs.iter().map(|(_, name)| *name).collect();
+                assert_eq!(self.promotes(), names, "attempt {attempt}");
+                for (leg, name) in legs {
+                    self.promoted(name, Ok(()));
+                    self.input(OpenInput::Connected { leg: LegId(*leg), up: true });
+                    assert_eq!(self.bits_asked(), 1);
+                }
+            }
+            legs.iter().for_each(|(leg, _)| self.bits(*leg, Err(MetaUnreadable)));
+        }
     }
 
     pub fn ready(&self) -> Option<OpenParams> {
