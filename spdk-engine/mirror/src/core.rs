@@ -28,6 +28,7 @@ use crate::rebuild::Copies;
 use crate::regions::Regions;
 use crate::repair::Repairs;
 use crate::snapshot::Snapshot;
+use crate::suspicion::Gone;
 use crate::wib::Wib;
 
 /// Whose range it is.
@@ -100,6 +101,8 @@ pub struct Core {
     pub(crate) abandoned: Vec<ReplicaId>,
     pub(crate) frozen: bool,
     pub(crate) suspect: bool,
+    /// Members that left a short time ago (rule 12).
+    pub(crate) gone: Gone,
     /// No member is connected: nobody is ejected.
     pub(crate) all_lost: bool,
     /// Until this time only host I/O happens; 0 when that is not known.
@@ -157,6 +160,7 @@ impl Core {
             abandoned: Vec::new(),
             frozen: false,
             suspect: false,
+            gone: Gone::default(),
             all_lost: false,
             quiet_until: 0,
             full_passes: 0,

@@ -76,6 +76,7 @@ mod regions;
 mod repair;
 mod snapshot;
 mod status;
+mod suspicion;
 mod wib;
 
 pub use crate::config::{
@@ -144,6 +145,8 @@ pub enum PlantedBug {
     Rule10JoinWithoutMirroring,
     /// An engine that lost all members ejects all but one.
     Rule12EjectAlthoughSuspect,
+    /// Each loss is judged by itself, so that one after the other takes `S` down.
+    Rule12OneByOne,
     /// "Fenced" is taken for success.
     Rule13FencedCountsAsDone,
     /// Members that were not promoted stay in `S` when the volume is opened.

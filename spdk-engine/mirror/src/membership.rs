@@ -9,9 +9,11 @@
 //! | other members | after | then |
 //! |---|---|---|
 //! | all lost too | – | hold, for ever (the engine is the suspect) |
-//! | most lost | `grace_long_ns` | leaves, if `S` may shrink |
+//! | most look bad (see [`suspicion`]) | `grace_long_ns` | leaves, if `S` may shrink |
 //! | healthy | `grace_ns` (`grace_long_ns` when announced) | leaves, if `S` may shrink |
 //! | healthy, `S` is at `minInSync` | – | frozen; it may come back at any time |
+//!
+//! [`suspicion`]: crate::suspicion
 //!
 //! *Invariants.* The last member that stays is never marked to leave; `k` rises with every swap of a set.
 //!
@@ -169,6 +171,7 @@ impl Core {
             fresh.meta = Some(Box::new(LegMeta::new(wib.geometry.bits_blocks())));
         }
         let member = self.gate.requires(&fresh.replica);
+        self.gone.back(&fresh.replica);
         if self.life != Life::Running || member || !self.legs.insert(fresh) {
             out.push(Action::LegDrop { leg, reason: DropReason::Refused });
         }
@@ -234,8 +237,8 @@ impl Core {
         let members = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none());
         let lost = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none() && !l.is_up());
         self.all_lost = !lost.is_empty() && lost == members;
-        let most_lost = lost.len() * 2 > members.len();
-        Self::tell(&mut self.suspect, most_lost, Event::Suspect, None, out);
+        let suspect = self.is_suspect(now, out);
+        Self::tell(&mut self.suspect, suspect, Event::Suspect, None, out);
         let mut stuck = self.leaving() > self.may_leave() || self.is_stuck_on_meta();
         for id in self.legs.mask(|l| !l.is_up() && !l.is_failed()).iter() {
             let expired = self.grace_end(id).is_some_and(|end| end <= now);
@@ -440,6 +443,7 @@ impl Core {
         let config = self.gate.config.clone();
         let gone = self.legs.mask(|l| l.role == Role::Member && !config.in_sync.contains(&l.replica));
         for id in gone.iter() {
+            self.note_gone(id);
             self.drop_leg(id, out);
         }
         for leg in self.legs.iter_mut() {

@@ -364,6 +364,104 @@ fn rule_12_when_most_are_lost_they_are_waited_for_longer() {
     assert_eq!(b.asked().next.in_sync, set(&["c"]));
 }
 
+/// Answers the probe of a leg; the others wait.
+fn sign_of_life(b: &mut Bench, leg: u32) {
+    let at = b.probes.iter().position(|io| io.leg == LegId(leg));
+    let io = b.probes.remove(at.unwrap_or_else(|| panic!("leg {leg} is not asked")));
+    b.input(Input::LegDone { leg: io.leg, io: io.io, result: Ok(()) });
+}
+
+#[test]
+fn rule_12_a_member_that_is_silent_while_another_is_lost_looks_bad_too() {
+    let mut b = Bench::of(&["a", "b", "c"]);
+    b.hold_probes = true;
+    b.lose(1);
+    let asked: Vec<u32> = b.probes.iter().map(|io| io.leg.0).collect();
+    assert_eq!(asked, [0, 2], "all others are asked for a sign of life at once");
+    sign_of_life(&mut b, 0);
+    b.advance(1000 * MS);
+    assert!(b.swaps.is_empty() && b.has_event(|e| *e == Event::Suspect), "two of three look bad");
+    b.advance(500 * MS);
+    assert!(b.swaps.is_empty());
+    sign_of_life(&mut b, 2);
+    assert_eq!(b.asked().next.in_sync, set(&["a", "c"]), "it was one alone after all, and its window is over");
+}
+
+#[test]
+fn rule_12_a_cut_that_is_noticed_of_one_after_the_other_ejects_nobody() {
+    let mut b = Bench::of(&["a", "b", "c"]);
+    b.hold_probes = true;
+    b.lose(1);
+    sign_of_life(&mut b, 0); // The one on this machine.
+    b.advance(2000 * MS);
+    b.lose(2);
+    sign_of_life(&mut b, 0);
+    b.advance(7_999 * MS);
+    assert!(b.swaps.is_empty(), "{:?}", b.swaps);
+    b.back(1);
+    b.back(2);
+    b.advance(20_000 * MS);
+    assert!(b.swaps.is_empty());
+}
+
+/// `b` was lost alone and has left.
+fn one_left() -> Bench {
+    let mut b = Bench::of(&["a", "b", "c"]);
+    b.lose(1);
+    b.advance(1000 * MS);
+    b.commit();
+    b.advance(1000 * MS);
+    b
+}
+
+#[test]
+fn rule_12_one_that_left_shortly_before_still_looks_bad() {
+    let mut b = one_left();
+    b.lose(2);
+    b.advance(9_999 * MS);
+    assert!(b.swaps.is_empty(), "two of three were lost within two seconds");
+    b.back(2);
+    b.advance(20_000 * MS);
+    assert!(b.swaps.is_empty() && b.core.config().in_sync == set(&["a", "c"]));
+}
+
+#[test]
+fn rule_12_a_double_failure_that_is_real_is_survived() {
+    let mut b = one_left();
+    b.lose(2);
+    b.advance(10_000 * MS);
+    assert_eq!(b.asked().next.in_sync, set(&["a"]));
+}
+
+#[test]
+fn rule_12_one_that_left_long_before_or_is_back_says_nothing() {
+    let mut b = one_left();
+    b.advance(9_000 * MS);
+    b.lose(2);
+    b.advance(1000 * MS);
+    assert_eq!(b.asked().next.in_sync, set(&["a"]), "ten seconds apart");
+    let mut b = one_left();
+    add(&mut b, 3, "b");
+    b.lose(2);
+    b.advance(1000 * MS);
+    assert_eq!(b.swaps.last().unwrap().next.in_sync, set(&["a", "c"]), "the rebuild of b starts first");
+    b.commit();
+    assert_eq!(b.asked().next.in_sync, set(&["a"]), "the engine reaches b");
+}
+
+#[test]
+fn rule_12_a_lost_member_of_two_is_a_single_loss() {
+    let mut b = Bench::of(&["a", "b"]);
+    b.lose(1);
+    b.advance(1000 * MS);
+    assert_eq!(b.asked().next.in_sync, set(&["a"]), "the other one answers");
+    let mut b = Bench::of(&["a", "b"]);
+    b.hold_probes = true;
+    b.lose(1);
+    b.advance(9_999 * MS);
+    assert!(b.swaps.is_empty(), "the other one does not");
+}
+
 #[test]
 fn rule_12_a_latecomer_is_not_taken_back_once_its_swap_is_sent() {
     let mut b = Bench::of(&["a", "b"]);

@@ -18,6 +18,7 @@ use mirror_core::{
 use crate::faults::MS;
 use crate::model_bug::ModelBug;
 use crate::snapshot::Taking;
+use crate::suspicion::Losses;
 use crate::world::{
     ConnId, ENGINES, EngineRef, Event, HostConn, REGION_BLOCKS, REPLICAS, ToArbiter, ToEngine, ToReplica, World, name,
     replica_id, replica_index,
@@ -25,6 +26,9 @@ use crate::world::{
 
 /// The lease of reads in a run: longer than the grace window, as in the product.
 const LEASE_NS: u64 = 300 * MS;
+
+/// How long members are waited for when most look bad at once (rule 12).
+pub(crate) const GRACE_LONG_NS: u64 = 400 * MS;
 
 /// Copies at a time; buffers behind those, and behind the one for repairs, are for making regions equal.
 pub(crate) const COPY_QUEUE_DEPTH: u32 = 2;
@@ -107,6 +111,7 @@ pub(crate) struct Process {
     swaps: BTreeMap<mirror_core::SwapId, u64>,
     /// It serves and reaches nobody, and no swap was under way when that began: it must not eject anybody (rule 12).
     alone: bool,
+    pub(crate) losses: Losses,
     reading: bool,
     /// The members' superblocks were seen to carry the record of this number (rule 6).
     pub(crate) carried: Option<ConfigNumber>,
@@ -148,7 +153,7 @@ impl World {
         self.trace(|| format!("engine {instance} starts"));
         let options = Options {
             grace_ns: 100 * MS,
-            grace_long_ns: 400 * MS,
+            grace_long_ns: GRACE_LONG_NS,
             swap_retry_ns: 20 * MS,
             max_inflight: 32,
             copy_window_blocks: 3,
@@ -197,6 +202,7 @@ impl World {
             copy_data: Vec::new(),
             swaps: BTreeMap::new(),
             alone: false,
+            losses: Losses::default(),
             reading: false,
             carried: None,
             keeps_bits: false,
@@ -485,8 +491,12 @@ impl World {
         self.became_ready(me);
         self.snapshot_after_open();
         self.feed_core(me, Input::Tick);
+        let now = self.now;
         for leg in legs {
             if !leg.up {
+                if let Some(process) = self.process(me) {
+                    process.losses.lost(replica_index(&leg.replica), now);
+                }
                 self.reattach(me, leg.leg);
             }
         }
@@ -511,6 +521,10 @@ impl World {
         let Some(process) = self.process(me) else { return };
         let Some(Rpc { replica, purpose, conn }) = process.rpcs.remove(&rpc) else { return };
         let serving = matches!(process.job, Job::Serving(_));
+        if conn.is_some() && matches!(admitted, Some(Some(_))) {
+            self.reached(me, replica);
+        }
+        let Some(process) = self.process(me) else { return };
         match purpose {
             Purpose::Promote => {
                 let result = match admitted {
@@ -581,6 +595,13 @@ impl World {
         }
     }
 
+    fn reached(&mut self, me: EngineRef, replica: usize) {
+        let (now, alone) = (self.now, self.reaches_no_member(me));
+        if let Some(process) = self.process(me) {
+            process.losses.back(replica, now, alone);
+        }
+    }
+
     fn reattach(&mut self, me: EngineRef, leg: LegId) {
         let Some(process) = self.process(me) else { return };
         let Some(state) = process.legs.get(&leg).copied() else { return };
@@ -592,13 +613,16 @@ impl World {
     }
 
     pub(crate) fn conn_lost(&mut self, me: EngineRef, conn: ConnId) {
+        let now = self.now;
         let Some(process) = self.process(me) else { return };
         let Some((leg, state)) = process.legs.iter_mut().find(|(_, l)| l.conn == Some(conn)) else { return };
         let leg = *leg;
         state.conn = None;
+        let replica = state.replica;
         let swapping = matches!(&process.job, Job::Serving(core) if core.status().swapping);
         process.alone = !swapping && process.legs.values().all(|l| l.conn.is_none());
         process.io.retain(|_, flight| flight.leg != leg);
+        process.losses.lost(replica, now);
         match process.job {
             Job::Serving(_) => {
                 self.feed_core(me, Input::LegLost { leg, announced: false });
@@ -691,6 +715,9 @@ impl World {
                 if reason == SwapReason::Leave && self.process(me).is_some_and(|p| p.alone) {
                     return self.fail(format!("{me:?} ejects members although it reaches none itself"));
                 }
+                if reason == SwapReason::Leave {
+                    self.asks_to_leave(me, &next);
+                }
                 self.ask_swap(me, swap, ToArbiter::Swap { swap, expect, next });
             }
             Action::WakeAt { at } => {
@@ -699,6 +726,9 @@ impl World {
             }
             Action::LegDrop { leg, reason } => {
                 self.trace(|| format!("{me:?} drops {leg:?}: {reason:?}"));
+                if let Some(replica) = self.process(me).and_then(|p| p.legs.get(&leg)).map(|l| l.replica) {
+                    self.leg_left(me, replica, reason);
+                }
                 self.drop_leg(me, leg);
             }
             Action::SnapshotHeld { id, members } => self.snapshot_held(me, id, &members),

@@ -45,6 +45,7 @@ mod replica;
 mod rng;
 mod shrink;
 mod snapshot;
+mod suspicion;
 mod world;
 
 pub use faults::{Fault, FaultKind};

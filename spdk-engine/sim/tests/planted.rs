@@ -151,6 +151,11 @@ fn rule_12_ejecting_everybody_when_alone_is_found() {
 }
 
 #[test]
+fn rule_12_losses_that_are_judged_one_by_one_are_found() {
+    is_found(PlantedBug::Rule12OneByOne, &["shortly after others"]);
+}
+
+#[test]
 fn rule_13_going_on_when_fenced_is_found() {
     is_found(PlantedBug::Rule13FencedCountsAsDone, &["was replaced and acknowledged", "a write was lost"]);
 }

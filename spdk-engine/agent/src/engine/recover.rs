@@ -12,6 +12,10 @@
 //!   bits are looked at.
 //! - The record, its account and the list of what was set aside change in one update, and only if the record is still the one
 //!   that was decided on. A request is carried out once; one that was answered already is not carried out again.
+//! - Where replicas of before were not fenced (those that are set aside, those that are lost), an engine of before that nobody
+//!   can reach may still answer reads from them, as long as its lease lasts (rule 16). The new record stands only when
+//!   that is over, counted from the last fence: whoever opens by it finds all of its members promoted, and waits for
+//!   nothing. After an orderly close there is no such engine.
 //! - Nothing is written to a replica, and none is promoted that was never used or that was set aside.
 //! - A replica whose lineage an account says to be over knows nothing of the present record.
 //!
@@ -29,7 +33,10 @@ use jiff::Timestamp;
 use mirror_core::force::{ForceEvidence, ForceRefusal, Forced, Found, force_open};
 use mirror_core::meta::{ReplicaState, SUPERBLOCK_SLOTS, Superblock, newest_superblock};
 use mirror_core::recover::{AskReason, Evidence, Recovery, ReplicaKnows, Report, recover};
-use mirror_core::{Config, EngineInstance, Epoch, Lineage, PromoteError, RecordError, ReplicaId, SwapOutcome};
+use mirror_core::{
+    Config, EngineInstance, Epoch, Lineage, OpenWaits, Options, PromoteError, RecordError, ReplicaId, SwapOutcome,
+};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::build::{self, Identity};
@@ -39,8 +46,8 @@ use crate::error::AgentError;
 use crate::state::MemberWish;
 use crate::supervise::Plane;
 
-/// Deadline of a recovery as a whole.
-const DEADLINE: Duration = Duration::from_secs(50);
+/// Deadline of a recovery as a whole, the wait for an old engine's lease included.
+const DEADLINE: Duration = Duration::from_secs(55);
 /// How often a promote is tried, as draining may take longer than one call.
 const PROMOTES: u32 = 4;
 /// How often a swap of unknown outcome is sent again.
@@ -212,11 +219,23 @@ impl Work<'_> {
             .map_err(|reason| AgentError::Unavailable(format!("replica {chosen} cannot be taken: {reason}")))?;
         let incomplete = knows.as_ref().is_some_and(|s| s.state == ReplicaState::Rebuilding);
         found.insert(chosen.clone(), Found::Used { promoted: epoch, incomplete });
+        let fenced = Instant::now();
         let forced = self.decide_force(&raised, &found, chosen).map_err(refused)?;
         let message = told_by_force(chosen, record, knows.as_ref(), &forced);
         let discarded = forced.discarded.iter().map(|replica| replica.as_str().to_owned()).collect();
         let account = self.account(message, Some(record), &forced.config, discarded);
+        if !record.clean {
+            self.outlast_lease(fenced).await;
+        }
         self.conclude(Some(&raised), forced.config, account).await
+    }
+
+    /// Waits until an engine of before answers no read any more that an acknowledged write of the new record could contradict.
+    async fn outlast_lease(&self, fenced: Instant) {
+        let (lease, margin) = (Options::default().lease_ns, OpenWaits::default().lease_margin_ns);
+        let over = fenced + Duration::from_nanos(lease.saturating_add(margin));
+        tracing::info!(volume = self.request.volume, "waiting until the lease of an engine of before is over");
+        tokio::time::sleep_until(over).await;
     }
 
     fn decide_force(
@@ -250,6 +269,7 @@ impl Work<'_> {
             None => None,
         };
         let (reports, reasons) = self.read_all(&found, epoch).await;
+        let fenced = Instant::now();
         let lost: Vec<String> = self.request.lost.iter().map(|replica| replica.as_str().to_owned()).collect();
         let keep = |raised: &Config| Config { clean: self.is_clean(&reports), ..raised.clone() };
         let (next, message) = match (&raised, self.decide(raised.as_ref(), &reports)) {
@@ -276,6 +296,10 @@ impl Work<'_> {
         if account.from.is_none() {
             // What is gone is what the copies remember.
             account.from = newest_known(&reports);
+        }
+        // Those that were all read were all fenced.
+        if !self.request.lost.is_empty() && !self.is_clean(&reports) {
+            self.outlast_lease(fenced).await;
         }
         self.conclude(raised.as_ref(), next, account).await
     }

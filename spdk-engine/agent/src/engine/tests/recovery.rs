@@ -111,6 +111,32 @@ async fn a_stale_replica_is_fenced_and_becomes_the_volume_and_the_lost_ones_are_
     assert_eq!(modes(&cluster.nodes[2].running().await), [("v-r-2", pb::Mode::InSync)]);
 }
 
+/// Rule 16: strict mode, `v-r-0` is out of reach with an engine that did not close. That one still answers reads from it for
+/// as long as `v-r-1` confirmed: until then the record that makes `v-r-1` the volume does not stand.
+#[tokio::test]
+async fn rule_16_a_forced_record_stands_only_when_the_lease_of_an_old_engine_is_over() {
+    let cluster = Cluster::used(2).await;
+    let old = Config { min_in_sync: 2, clean: false, ..cluster.arbiter.get("v").unwrap() };
+    cluster.arbiter.put("v", old.clone());
+    cluster.nodes[0].kill_plane();
+    let began = std::time::Instant::now();
+    let engines = cluster.nodes[1].services.engines.clone();
+    let asked = {
+        let request = cluster.force("f1", "v-r-1");
+        tokio::spawn(async move { engines.recover(request).await })
+    };
+    while cluster.promoted(1) <= old.epoch.0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let during = cluster.arbiter.get("v").unwrap();
+    assert_eq!((during.in_sync, during.lineage), (old.in_sync, old.lineage), "fenced, but not in place yet");
+    asked.await.unwrap().unwrap();
+    let lease = mirror_core::Options::default().lease_ns;
+    assert!(began.elapsed() > Duration::from_nanos(lease), "after {:?}", began.elapsed());
+    assert_eq!(cluster.arbiter.get("v").unwrap().in_sync, ids(&["v-r-1"]));
+}
+
 #[tokio::test]
 async fn what_force_is_refused_for_changes_nothing() {
     let cluster = Cluster::used(3).await;
