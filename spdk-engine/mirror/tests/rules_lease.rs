@@ -131,6 +131,7 @@ fn rule_16_a_lost_member_is_waited_for_until_it_has_left() {
     let mut b = confirmed(&["a", "b"]);
     b.advance(LEASE);
     b.lose(1);
+    answer_probe(&mut b, 0, Ok(())); // The sign of life that rule 12 asks for.
     let r = b.read(0, 1);
     b.reply_all(r);
     assert_eq!((b.result_of(r), probed(&b)), (None, vec![]));
@@ -146,6 +147,7 @@ fn rule_16_a_member_that_is_back_is_asked() {
     let mut b = confirmed(&["a", "b"]);
     b.advance(LEASE);
     b.lose(1);
+    answer_probe(&mut b, 0, Ok(())); // The sign of life that rule 12 asks for.
     let r = b.read(0, 1);
     b.reply_all(r);
     b.back(1);
