@@ -199,7 +199,7 @@ impl Core {
     }
 
     /// Rule 12 broken on purpose: an engine that lost everybody ejects them.
-    fn bends_suspicion(&self) -> bool {
+    pub(crate) fn bends_suspicion(&self) -> bool {
         #[cfg(feature = "planted-bugs")]
         {
             self.options.bug == Some(crate::PlantedBug::Rule12EjectAlthoughSuspect)

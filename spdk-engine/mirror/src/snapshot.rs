@@ -120,7 +120,9 @@ impl Core {
             return self.end_snapshot(Err(SnapshotError::NobodyTookIt), out);
         }
         if !self.bends_missed() {
-            if missed.len() > self.may_still_leave() {
+            // Rule 12: who misses it because the engine is cut off has done nothing.
+            let suspect = self.suspect && !missed.is_empty() && !self.bends_suspicion();
+            if missed.len() > self.may_still_leave() || suspect {
                 let missed = missed.iter().filter_map(|id| self.legs.get(id)).map(|l| l.replica.clone()).collect();
                 return self.end_snapshot(Err(SnapshotError::MayNotShrink { missed }), out);
             }

@@ -146,6 +146,19 @@ fn a_member_that_may_not_leave_undoes_the_snapshot() {
 }
 
 #[test]
+fn rule_12_an_engine_that_is_cut_off_ejects_nobody_for_missing_a_snapshot() {
+    let mut b = opened(&["a", "b", "c"], &[]);
+    warm(&mut b, 0);
+    held(&mut b, "s");
+    (0..3).for_each(|leg| b.lose(leg));
+    taken(&mut b, "s", &["a"]);
+    let missed = vec![replica("b"), replica("c")];
+    assert_eq!(ended(&b), Some(Err(SnapshotError::MayNotShrink { missed })));
+    b.advance(1_000 * MS);
+    assert!(b.swaps.is_empty());
+}
+
+#[test]
 fn a_member_that_is_lost_meanwhile_leaves_by_its_window_and_the_others_go_on() {
     let mut b = opened(&["a", "b", "c"], &[]);
     warm(&mut b, 0);
