@@ -266,7 +266,8 @@ pub(crate) enum Event {
 struct Queued {
     at: u64,
     order: u64,
-    event: Event,
+    /// Elsewhere: the queue moves its entries about all the time.
+    event: Box<Event>,
 }
 
 impl PartialEq for Queued {
@@ -433,7 +434,7 @@ impl World {
                 return;
             }
             self.outcome.events += 1;
-            self.handle(next.event);
+            self.handle(*next.event);
         }
         if self.outcome.violation.is_none()
             && let Err(contradiction) = self.history.check()
@@ -466,7 +467,7 @@ impl World {
 
     pub(crate) fn post_at(&mut self, at: u64, event: Event) {
         self.next_order += 1;
-        self.queue.push(Reverse(Queued { at, order: self.next_order, event }));
+        self.queue.push(Reverse(Queued { at, order: self.next_order, event: Box::new(event) }));
     }
 
     pub(crate) fn post(&mut self, after: u64, event: Event) {
