@@ -19,7 +19,7 @@ use crate::gate::Gate;
 use crate::host::HostOps;
 use crate::lease::Lease;
 use crate::legmeta::MetaState;
-use crate::legs::{IoEntry, IoTable, LegMask, Legs, Owner, Role};
+use crate::legs::{IoEntry, IoIds, IoTable, LegMask, Legs, Owner, Role};
 use crate::marks::Marks;
 use crate::open::{CoreError, check_bounds, open_legs, open_wib};
 use crate::overlap::{LockKey, LockKind, RangeLocks};
@@ -30,6 +30,9 @@ use crate::repair::Repairs;
 use crate::snapshot::Snapshot;
 use crate::suspicion::Gone;
 use crate::wib::Wib;
+
+/// Most I/O is of this size and aligned to it; see [`crate::crowd`].
+const GRANULE_BYTES: u32 = 4096;
 
 /// Whose range it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +112,9 @@ pub struct Core {
     pub(crate) quiet_until: Nanos,
     pub(crate) full_passes: u64,
     armed: Option<Nanos>,
+    /// Every input goes the general way.
+    #[cfg(test)]
+    pub(crate) without_quick: bool,
 }
 
 impl Core {
@@ -137,7 +143,10 @@ impl Core {
             gate: Gate::new(params.config),
             legs,
             io: IoTable::default(),
-            locks: RangeLocks::with_capacity(capacity),
+            locks: RangeLocks::new(
+                capacity,
+                GRANULE_BYTES.trailing_zeros().saturating_sub(params.block_size.trailing_zeros()),
+            ),
             host: HostOps::new(options.max_inflight),
             copies: Copies::new(options.copy_queue_depth, options.copy_window_blocks),
             repairs: Repairs::default(),
@@ -165,6 +174,8 @@ impl Core {
             quiet_until: 0,
             full_passes: 0,
             armed: None,
+            #[cfg(test)]
+            without_quick: false,
         };
         #[cfg(feature = "planted-bugs")]
         core.locks.ignore(crate::overlap::Ignore {
@@ -311,16 +322,18 @@ impl Core {
         payload: Payload,
         out: &mut Vec<Action>,
     ) {
-        let Some(leg) = self.legs.get_mut(target) else { return };
-        let (reads, changes) = (op == Op::Read, op.changes_blocks());
+        let Some(leg) = self.legs.get(target) else { return };
         let covers = (op == Op::Flush && leg.changing == 0).then_some(leg.changes);
-        leg.inflight += 1;
-        leg.reading += u32::from(reads);
-        leg.changing += u32::from(changes);
-        leg.changes += u64::from(changes && op != Op::Write { fua: true });
-        let io = self.io.insert(IoEntry { leg: target, owner, reads, changes, covers, sent: self.now });
+        let ids = self.book_sent(LegMask::of(target), owner, op, covers);
         let (lba, blocks) = range;
-        out.push(Action::LegIo { leg: target, io, op, lba, blocks, payload });
+        out.push(Action::LegIo { leg: target, io: ids.on(target), op, lba, blocks, payload });
+    }
+
+    /// Books an I/O that goes to all of `legs`, which exist.
+    pub(crate) fn book_sent(&mut self, legs: LegMask, owner: Owner, op: Op, covers: Option<u64>) -> IoIds {
+        self.legs.book_sent(legs, op);
+        let (reads, changes) = (op == Op::Read, op.changes_blocks());
+        self.io.insert(IoEntry { legs, owner, reads, changes, covers, sent: self.now })
     }
 
     pub(crate) fn apply_leg_done(
@@ -340,7 +353,7 @@ impl Core {
         if result == Err(LegError::Gone) {
             self.mark_lost(now, leg, false, out);
         }
-        self.finish_io(entry, result, out);
+        self.finish_io(leg, entry, result, out);
     }
 
     fn apply_leg_fenced(&mut self, leg: LegId, out: &mut Vec<Action>) {
@@ -361,34 +374,24 @@ impl Core {
     }
 
     /// Books an I/O out of its leg and tells its owner.
-    pub(crate) fn finish_io(&mut self, entry: IoEntry, result: Result<(), LegError>, out: &mut Vec<Action>) {
-        if let Some(leg) = self.legs.get_mut(entry.leg) {
-            leg.inflight = leg.inflight.saturating_sub(1);
-            leg.reading = leg.reading.saturating_sub(u32::from(entry.reads));
-            leg.changing = leg.changing.saturating_sub(u32::from(entry.changes));
-            if let (Ok(()), Some(covers)) = (result, entry.covers) {
-                leg.changes_flushed = leg.changes_flushed.max(covers);
-            }
-            if matches!(result, Ok(()) | Err(LegError::Media | LegError::NoSpace)) {
-                leg.confirmed = leg.confirmed.max(Some(entry.sent));
-            }
-        }
+    pub(crate) fn finish_io(&mut self, id: LegId, entry: IoEntry, result: Result<(), LegError>, out: &mut Vec<Action>) {
+        self.legs.book_answered(id, &entry, result);
         // What a leg that left did counts for nothing.
-        let dropped = self.legs.get(entry.leg).is_none_or(|l| l.role == Role::Dropped);
+        let dropped = self.legs.get(id).is_none_or(|l| l.role == Role::Dropped);
         let result = if dropped { Err(LegError::Gone) } else { result };
         match entry.owner {
-            Owner::Host { slot, generation } => self.host_io_done(slot, generation, entry.leg, result, out),
-            Owner::Copy { slot } => self.copy_io_done(slot, entry.leg, result, out),
-            Owner::Repair => self.repair_io_done(entry.leg, entry.reads, result, out),
-            Owner::JoinFlush => self.join_flush_done(entry.leg, result, out),
-            Owner::CloseFlush => self.close_flush_done(entry.leg, result, out),
-            Owner::Probe => self.probe_done(entry.leg, result),
-            Owner::SnapshotFlush => self.snapshot_flush_done(entry.leg, result, out),
-            Owner::ClearFlush => self.clear_flush_done(entry.leg, result),
-            Owner::Region { slot } => self.region_io_done(slot, entry.leg, result, out),
-            Owner::Meta(part) => self.meta_io_done(entry.leg, part, result, out),
+            Owner::Host { slot, generation } => self.host_io_done(slot, generation, id, result, out),
+            Owner::Copy { slot } => self.copy_io_done(slot, id, result, out),
+            Owner::Repair => self.repair_io_done(id, entry.reads, result, out),
+            Owner::JoinFlush => self.join_flush_done(id, result, out),
+            Owner::CloseFlush => self.close_flush_done(id, result, out),
+            Owner::Probe => self.probe_done(id, result),
+            Owner::SnapshotFlush => self.snapshot_flush_done(id, result, out),
+            Owner::ClearFlush => self.clear_flush_done(id, result),
+            Owner::Region { slot } => self.region_io_done(slot, id, result, out),
+            Owner::Meta(part) => self.meta_io_done(id, part, result, out),
         }
-        self.legs.reap(entry.leg);
+        self.legs.reap(id);
     }
 
     /// Stops for good: every host command fails with a retryable error and nothing is acknowledged any more.

@@ -61,6 +61,30 @@ pub(crate) struct HostOp {
     pub(crate) marked: bool,
 }
 
+impl HostOp {
+    /// A command that waits for its range.
+    pub(crate) fn new(id: HostId, op: Op, lba: u64, blocks: u32) -> Self {
+        Self {
+            id,
+            op,
+            lba,
+            blocks,
+            stage: Stage::Waiting,
+            generation: 0,
+            lock: None,
+            need: LegMask::EMPTY,
+            sent: LegMask::EMPTY,
+            ok: LegMask::EMPTY,
+            failed: LegMask::EMPTY,
+            full: LegMask::EMPTY,
+            error: None,
+            hold_until: Nanos::MAX,
+            settled: false,
+            marked: false,
+        }
+    }
+}
+
 /// The live commands.
 #[derive(Debug)]
 pub(crate) struct HostOps {
@@ -110,35 +134,19 @@ impl HostOps {
         }
     }
 
-    fn insert(&mut self, id: HostId, op: Op, lba: u64, blocks: u32) -> u32 {
-        let fresh = HostOp {
-            id,
-            op,
-            lba,
-            blocks,
-            stage: Stage::Waiting,
-            generation: 0,
-            lock: None,
-            need: LegMask::EMPTY,
-            sent: LegMask::EMPTY,
-            ok: LegMask::EMPTY,
-            failed: LegMask::EMPTY,
-            full: LegMask::EMPTY,
-            error: None,
-            hold_until: Nanos::MAX,
-            settled: false,
-            marked: false,
-        };
+    /// Takes a command in; its slot and generation.
+    pub(crate) fn insert(&mut self, fresh: HostOp) -> (u32, u32) {
         if let Some(slot) = self.free.pop() {
-            let generation = self.slots[slot as usize].generation.wrapping_add(1);
-            self.slots[slot as usize] = HostOp { generation, ..fresh };
-            return slot;
+            let place = &mut self.slots[slot as usize];
+            let generation = place.generation.wrapping_add(1);
+            *place = HostOp { generation, ..fresh };
+            return (slot, generation);
         }
         self.slots.push(fresh);
-        self.slots() - 1
+        (self.slots() - 1, fresh.generation)
     }
 
-    fn remove(&mut self, slot: u32) -> Option<HostOp> {
+    pub(crate) fn remove(&mut self, slot: u32) -> Option<HostOp> {
         let op = self.slots.get_mut(slot as usize).filter(|o| o.stage != Stage::Free)?;
         let gone = *op;
         op.stage = Stage::Free;
@@ -188,7 +196,7 @@ impl Core {
             return;
         }
         let (lba, blocks) = if op == Op::Flush { (0, 0) } else { (lba, blocks) };
-        let slot = self.host.insert(id, op, lba, blocks);
+        let (slot, _) = self.host.insert(HostOp::new(id, op, lba, blocks));
         if op != Op::Read && self.snapshot.is_some() && self.holds_changes() {
             self.hold_back(slot);
         } else {
@@ -233,17 +241,24 @@ impl Core {
 
     /// Sends a change or flush to every leg that needs it, can take it and does not have it.
     fn send_change(&mut self, slot: u32, out: &mut Vec<Action>) {
-        let Some(op) = self.host.get(slot).copied() else { return };
-        let todo = op.need.and(self.expected).without(op.ok.or(op.failed).or(op.sent));
-        for leg in todo.iter() {
-            if self.legs.get(leg).is_some_and(Leg::is_sendable) {
-                if let Some(live) = self.host.get_mut(slot) {
-                    live.sent.insert(leg);
-                }
-                let owner = Owner::Host { slot, generation: op.generation };
-                self.send(leg, owner, op.op, (op.lba, op.blocks), Payload::Host(op.id), out);
-            }
+        let Some(live) = self.host.get_mut(slot) else { return };
+        let todo = live.need.and(self.expected).without(live.ok.or(live.failed).or(live.sent));
+        let todo = todo.and(self.legs.mask(Leg::is_sendable));
+        if todo.is_empty() {
+            return;
         }
+        live.sent = live.sent.or(todo);
+        let op = *live;
+        let (owner, payload) = (Owner::Host { slot, generation: op.generation }, Payload::Host(op.id));
+        if op.op == Op::Flush {
+            for leg in todo.iter() {
+                self.send(leg, owner, op.op, (op.lba, op.blocks), payload, out);
+            }
+            return;
+        }
+        let ids = self.book_sent(todo, owner, op.op, None);
+        let (op, lba, blocks) = (op.op, op.lba, op.blocks);
+        out.extend(todo.iter().map(|leg| Action::LegIo { leg, io: ids.on(leg), op, lba, blocks, payload }));
     }
 
     /// Sends a read to one member that has not failed it. Waits when all that are left are lost.
@@ -312,8 +327,7 @@ impl Core {
         if op.stage != Stage::Running || op.op == Op::Read {
             return;
         }
-        let missing = op.need.and(self.expected).without(op.ok);
-        if missing.is_empty() || self.bends_ack_first(&op) {
+        if self.has_all(&op, op.ok) {
             if !self.meta.carried {
                 return; // Rule 6: the members carry the record first.
             }
@@ -321,6 +335,7 @@ impl Core {
             self.answer(slot, Ok(()), out);
             return;
         }
+        let missing = op.need.and(self.expected).without(op.ok);
         if self.now < self.quiet_until && op.failed.is_empty() {
             return; // The usual case: nobody has failed, some have not answered yet.
         }
@@ -334,13 +349,18 @@ impl Core {
         }
     }
 
+    /// Whether everyone who must have a change or flush has it, when `ok` have it.
+    pub(crate) fn has_all(&self, op: &HostOp, ok: LegMask) -> bool {
+        op.need.and(self.expected).without(ok).is_empty() || self.bends_ack_first(op, ok)
+    }
+
     /// Rule 1 broken on purpose.
-    fn bends_ack_first(&self, op: &HostOp) -> bool {
+    fn bends_ack_first(&self, op: &HostOp, ok: LegMask) -> bool {
         #[cfg(feature = "planted-bugs")]
         if self.options.bug == Some(crate::PlantedBug::Rule01AckFirst) {
-            return op.op != Op::Flush && !op.ok.is_empty();
+            return op.op != Op::Flush && !ok.is_empty();
         }
-        let _ = op;
+        let _ = (op, ok);
         false
     }
 

@@ -28,7 +28,7 @@ use crate::LEGS_MAX;
 use crate::config::Config;
 use crate::core::Core;
 use crate::events::{Action, DropReason, Event, IoId, LegError, LegId, MetaOp, Nanos};
-use crate::legs::{IoEntry, Leg, MetaPart, Owner, Role};
+use crate::legs::{IoEntry, Leg, LegMask, MetaPart, Owner, Role};
 use crate::meta::{MetaError, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, encode_bits, newest_superblock};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -351,17 +351,16 @@ impl Core {
         let Some(leg) = self.legs.get_mut(id) else { return };
         leg.inflight += 1;
         self.meta.writes += u64::from(part != MetaPart::Read);
-        let entry =
-            IoEntry { leg: id, owner: Owner::Meta(part), reads: false, changes: false, covers: None, sent: self.now };
-        let io = self.io.insert(entry);
-        out.push(Action::MetaIo { leg: id, io, op });
+        let (legs, owner) = (LegMask::of(id), Owner::Meta(part));
+        let ids = self.io.insert(IoEntry { legs, owner, reads: false, changes: false, covers: None, sent: self.now });
+        out.push(Action::MetaIo { leg: id, io: ids.on(id), op });
     }
 
     /// A read of a meta area is done.
     pub(crate) fn apply_meta_read(&mut self, leg: LegId, io: IoId, data: Arc<[u8]>, out: &mut Vec<Action>) {
         let Some(entry) = self.io.take(io, leg) else { return };
         self.meta.read = Some(data);
-        self.finish_io(entry, Ok(()), out);
+        self.finish_io(leg, entry, Ok(()), out);
         self.meta.read = None;
     }
 

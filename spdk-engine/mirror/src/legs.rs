@@ -12,11 +12,14 @@
 //! `eject` marks a member whose removal is decided; it never goes back. A member with `eject` is not a source. It
 //! gets no writes either, unless the removal is an orderly one.
 //!
+//! *Numbers of I/O.* What is sent to several legs at once is one entry; each of them has a number of its own, made of the
+//! entry's and the leg's.
+//!
 //! *Invariants.* At most [`LEGS_MAX`] legs, at most one per replica; an [`IoId`] is never given out twice.
 
 use crate::LEGS_MAX;
 use crate::config::ReplicaId;
-use crate::events::{CopySlot, DropReason, IoId, LegId, Nanos};
+use crate::events::{CopySlot, DropReason, IoId, LegError, LegId, Nanos, Op};
 use crate::legmeta::LegMeta;
 
 /// A set of legs.
@@ -64,7 +67,12 @@ impl LegMask {
     }
 
     pub(crate) fn iter(self) -> impl Iterator<Item = LegId> {
-        (0..u32::BITS).filter(move |bit| self.0 & (1 << bit) != 0).map(LegId)
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let bit = rest.trailing_zeros();
+            rest &= rest.wrapping_sub(1); // Takes its lowest bit away.
+            (bit < u32::BITS).then_some(LegId(bit))
+        })
     }
 }
 
@@ -189,6 +197,7 @@ impl Leg {
 /// The legs by number.
 #[derive(Debug)]
 pub(crate) struct Legs {
+    /// As many as the highest number so far asks for.
     slots: Vec<Option<Leg>>,
     /// Where the round robin goes on.
     turn: u32,
@@ -196,9 +205,7 @@ pub(crate) struct Legs {
 
 impl Legs {
     pub(crate) fn new() -> Self {
-        let mut slots = Vec::with_capacity(LEGS_MAX);
-        slots.resize_with(LEGS_MAX, || None);
-        Self { slots, turn: 0 }
+        Self { slots: Vec::with_capacity(LEGS_MAX), turn: 0 }
     }
 
     pub(crate) fn get(&self, leg: LegId) -> Option<&Leg> {
@@ -220,12 +227,45 @@ impl Legs {
     /// Puts a leg in. False when the number is too large or taken, or the replica has a live leg already.
     pub(crate) fn insert(&mut self, leg: Leg) -> bool {
         let duplicate = self.iter().any(|l| l.replica == leg.replica && l.role != Role::Dropped);
-        match self.slots.get_mut(leg.id.0 as usize) {
-            Some(slot) if slot.is_none() && !duplicate => {
-                *slot = Some(leg);
-                true
-            }
-            _ => false,
+        let at = leg.id.0 as usize;
+        if at >= LEGS_MAX || duplicate {
+            return false;
+        }
+        if self.slots.len() <= at {
+            self.slots.resize_with(at + 1, || None);
+        }
+        let slot = &mut self.slots[at];
+        let free = slot.is_none();
+        if free {
+            *slot = Some(leg);
+        }
+        free
+    }
+
+    /// Books an I/O that goes to all of `targets`.
+    pub(crate) fn book_sent(&mut self, targets: LegMask, op: Op) {
+        let (reads, changes) = (u32::from(op == Op::Read), u32::from(op.changes_blocks()));
+        let volatile = u64::from(op.changes_blocks() && op != Op::Write { fua: true });
+        for target in targets.iter() {
+            let Some(leg) = self.get_mut(target) else { continue };
+            leg.inflight += 1;
+            leg.reading += reads;
+            leg.changing += changes;
+            leg.changes += volatile;
+        }
+    }
+
+    /// Books what an answer says of its leg.
+    pub(crate) fn book_answered(&mut self, id: LegId, entry: &IoEntry, result: Result<(), LegError>) {
+        let Some(leg) = self.get_mut(id) else { return };
+        leg.inflight = leg.inflight.saturating_sub(1);
+        leg.reading = leg.reading.saturating_sub(u32::from(entry.reads));
+        leg.changing = leg.changing.saturating_sub(u32::from(entry.changes));
+        if let (Ok(()), Some(covers)) = (result, entry.covers) {
+            leg.changes_flushed = leg.changes_flushed.max(covers);
+        }
+        if matches!(result, Ok(()) | Err(LegError::Media | LegError::NoSpace)) {
+            leg.confirmed = leg.confirmed.max(Some(entry.sent));
         }
     }
 
@@ -296,24 +336,31 @@ pub(crate) enum MetaPart {
     Bits { first: u32, count: u32 },
 }
 
-/// One I/O in flight.
+/// One I/O in flight, on one leg or on several.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IoEntry {
-    pub(crate) leg: LegId,
+    /// Legs that have not answered.
+    pub(crate) legs: LegMask,
     pub(crate) owner: Owner,
     pub(crate) reads: bool,
     pub(crate) changes: bool,
-    /// For a flush: how many changes it covers when it succeeds.
+    /// For a flush, which is sent to one leg: how many changes it covers when it succeeds.
     pub(crate) covers: Option<u64>,
     /// When it was sent.
     pub(crate) sent: Nanos,
 }
 
+/// A place is free when no leg is left to answer.
 #[derive(Debug, Clone, Copy)]
 struct IoSlot {
-    generation: u32,
-    entry: Option<IoEntry>,
+    generation: u64,
+    entry: IoEntry,
 }
+
+/// Where the parts of an [`IoId`] lie: the place in the lowest bits, then the leg, then the generation.
+const PLACE_BITS: u32 = 24;
+const LEG_BITS: u32 = 4;
+const _: () = assert!(LEGS_MAX <= 1 << LEG_BITS, "a number of an I/O has room for each leg's");
 
 /// All leg I/O in flight. A slab with generations; grows to its bound and stays.
 #[derive(Debug, Default)]
@@ -322,37 +369,111 @@ pub(crate) struct IoTable {
     free: Vec<u32>,
 }
 
+/// An entry's numbers, one for each leg.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IoIds(u64);
+
+impl IoIds {
+    pub(crate) fn on(self, leg: LegId) -> IoId {
+        IoId(self.0 | u64::from(leg.0) << PLACE_BITS)
+    }
+}
+
 impl IoTable {
-    pub(crate) fn insert(&mut self, entry: IoEntry) -> IoId {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(IoSlot { generation: 0, entry: None });
-            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.entry = Some(entry);
-        IoId(u64::from(slot.generation) << 32 | u64::from(index))
+    pub(crate) fn insert(&mut self, entry: IoEntry) -> IoIds {
+        let place = match self.free.pop() {
+            Some(place) => {
+                let slot = &mut self.slots[place as usize];
+                slot.generation += 1;
+                slot.entry = entry;
+                place
+            }
+            None => {
+                self.slots.push(IoSlot { generation: 1, entry });
+                u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        debug_assert!(place < 1 << PLACE_BITS, "host commands and copies are bounded far below that");
+        IoIds(self.slots[place as usize].generation << (PLACE_BITS + LEG_BITS) | u64::from(place))
     }
 
-    /// Takes an I/O out; `None` when it is not in flight (any more) or on another leg.
-    pub(crate) fn take(&mut self, io: IoId, leg: LegId) -> Option<IoEntry> {
-        let index = (io.0 & u64::from(u32::MAX)) as u32;
-        let generation = (io.0 >> 32) as u32;
-        let slot = self.slots.get_mut(index as usize)?;
-        if slot.generation != generation || slot.entry.is_none_or(|e| e.leg != leg) {
-            return None;
+    /// The place of an I/O; `None` when it is not in flight (any more) or on another leg.
+    fn place(&self, io: IoId, leg: LegId) -> Option<usize> {
+        let place = (io.0 & ((1 << PLACE_BITS) - 1)) as usize;
+        let number = (io.0 >> PLACE_BITS) & ((1 << LEG_BITS) - 1);
+        let slot = self.slots.get(place)?;
+        let known = slot.generation == io.0 >> (PLACE_BITS + LEG_BITS) && number == u64::from(leg.0);
+        (known && slot.entry.legs.contains(leg)).then_some(place)
+    }
+
+    /// An I/O in flight on a leg, with its place; `None` when it is not (any more) or on another leg.
+    pub(crate) fn get(&self, io: IoId, leg: LegId) -> Option<(usize, &IoEntry)> {
+        self.place(io, leg).map(|place| (place, &self.slots[place].entry))
+    }
+
+    /// Notes that a leg has answered the I/O at this place, and gives it.
+    pub(crate) fn answered(&mut self, place: usize, leg: LegId) -> &IoEntry {
+        let entry = &mut self.slots[place].entry;
+        entry.legs.remove(leg);
+        if entry.legs.is_empty() {
+            self.free.push(place as u32);
         }
-        self.free.push(index);
-        slot.entry.take()
+        entry
+    }
+
+    /// [`Self::get`] and [`Self::answered`].
+    pub(crate) fn take(&mut self, io: IoId, leg: LegId) -> Option<IoEntry> {
+        let place = self.place(io, leg)?;
+        Some(*self.answered(place, leg))
     }
 
     /// Numbers of all I/O in flight on a leg, into `found`.
     pub(crate) fn list(&self, leg: LegId, found: &mut Vec<IoId>) {
         found.clear();
-        for (index, slot) in self.slots.iter().enumerate() {
-            if slot.entry.is_some_and(|e| e.leg == leg) {
-                found.push(IoId(u64::from(slot.generation) << 32 | index as u64));
-            }
+        for (place, slot) in self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.legs.contains(leg)) {
+            found.push(IoIds(slot.generation << (PLACE_BITS + LEG_BITS) | place as u64).on(leg));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(legs: LegMask) -> IoEntry {
+        IoEntry { legs, owner: Owner::Repair, reads: false, changes: true, covers: None, sent: 7 }
+    }
+
+    #[test]
+    fn a_mask_lists_its_legs_in_order() {
+        let mut mask = LegMask::EMPTY;
+        for leg in [9, 0, 3] {
+            mask.insert(LegId(leg));
+        }
+        assert_eq!(mask.iter().collect::<Vec<_>>(), [LegId(0), LegId(3), LegId(9)]);
+        assert_eq!(LegMask::EMPTY.iter().count(), 0);
+        assert_eq!(LegMask::ALL.iter().count(), 32);
+    }
+
+    #[test]
+    fn each_leg_answers_once_and_by_its_own_number() {
+        let mut table = IoTable::default();
+        let both = LegMask::of(LegId(1)).or(LegMask::of(LegId(15)));
+        let ids = table.insert(entry(both));
+        let (first, second) = (ids.on(LegId(1)), ids.on(LegId(15)));
+        assert!(
+            first != second
+                && table.take(first, LegId(15)).is_none()
+                && table.take(ids.on(LegId(0)), LegId(0)).is_none()
+        );
+        assert!(table.take(first, LegId(1)).is_some() && table.take(first, LegId(1)).is_none());
+        let mut found = Vec::new();
+        table.list(LegId(1), &mut found);
+        assert!(found.is_empty());
+        table.list(LegId(15), &mut found);
+        assert_eq!(found, [second]);
+        assert!(table.take(second, LegId(15)).is_some());
+        let again = table.insert(entry(LegMask::of(LegId(15))));
+        assert!(again != ids && table.take(second, LegId(15)).is_none(), "an old number is not found in a used place");
     }
 }

@@ -55,6 +55,7 @@
 mod close;
 pub mod config;
 mod core;
+mod crowd;
 pub mod events;
 pub mod force;
 mod gate;
@@ -69,6 +70,7 @@ mod open;
 pub mod opener;
 pub mod overlap;
 mod params;
+mod quick;
 mod quiet;
 mod rebuild;
 pub mod recover;
@@ -94,6 +96,7 @@ pub use crate::opener::{
     RaisedInVain, RecordError, ReplicaFacts,
 };
 pub use crate::params::{LegInit, MetaInit, OpenParams, Options};
+pub use crate::quick::{Answered, Sent};
 pub use crate::status::Status;
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.

@@ -61,7 +61,7 @@ impl Core {
         self.io.list(leg, &mut found);
         for io in found.drain(..) {
             if let Some(entry) = self.io.take(io, leg) {
-                self.finish_io(entry, Err(crate::LegError::Gone), out);
+                self.finish_io(leg, entry, Err(crate::LegError::Gone), out);
             }
         }
         self.found = found;

@@ -20,10 +20,13 @@
 //! not see it yet, but copying it is right. Without it a frozen volume could not be healed by a new replica, as its
 //! copy would wait for the frozen write.
 //!
-//! *Cost.* Acquire and release look at all live ranges (at most `max_inflight` plus copies): a linear scan over a
-//! dense array. No allocation once the array has grown to its bound.
+//! *Cost.* A range that overlaps no other one is granted and given back without a look at the others (see
+//! [`crate::crowd`]). Else they are all looked at (at most `max_inflight` plus copies): a linear scan over a dense array.
+//! No allocation once the arrays have grown to their bound.
 //!
 //! *When things fail.* A key that is not live is ignored by `release` and `settle` (they return nothing granted).
+
+use crate::crowd::Crowd;
 
 /// What a range is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,11 +69,16 @@ impl From<LockKind> for Held {
 
 /// Names a live range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LockKey(u64);
+pub struct LockKey {
+    seq: u64,
+    /// Where its position is kept.
+    slot: u32,
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Range<T> {
     seq: u64,
+    slot: u32,
     start: u64,
     end: u64,
     held: Held,
@@ -115,6 +123,10 @@ impl Ignore {
 #[derive(Debug)]
 pub struct RangeLocks<T> {
     ranges: Vec<Range<T>>,
+    /// Positions in `ranges` by slot, and slots that are free.
+    positions: Vec<u32>,
+    free: Vec<u32>,
+    crowd: Crowd,
     next_seq: u64,
     /// Ranges granted by one release, to be put in order of arrival.
     fresh: Vec<(u64, T)>,
@@ -122,10 +134,18 @@ pub struct RangeLocks<T> {
 }
 
 impl<T: Copy> RangeLocks<T> {
-    /// An empty table with room for `capacity` ranges.
+    /// An empty table with room for `capacity` ranges, most of which touch few pieces of `1 << granule_shift` blocks.
     #[must_use]
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self { ranges: Vec::with_capacity(capacity), next_seq: 0, fresh: Vec::new(), ignore: Ignore::default() }
+    pub fn new(capacity: usize, granule_shift: u32) -> Self {
+        Self {
+            ranges: Vec::with_capacity(capacity),
+            positions: Vec::with_capacity(capacity),
+            free: Vec::with_capacity(capacity),
+            crowd: Crowd::new(granule_shift),
+            next_seq: 0,
+            fresh: Vec::new(),
+            ignore: Ignore::default(),
+        }
     }
 
     #[cfg(feature = "planted-bugs")]
@@ -137,6 +157,54 @@ impl<T: Copy> RangeLocks<T> {
     /// `settle` reports its owner.
     pub fn acquire(&mut self, start: u64, end: u64, kind: LockKind, owner: T) -> (LockKey, bool) {
         let held = Held::from(kind);
+        let blockers = if self.crowd.is_free(start, end) { 0 } else { self.count_blockers(start, end, held) };
+        let key = self.insert(start, end, held, blockers, owner);
+        (key, blockers == 0)
+    }
+
+    /// Whether `[start, end)` is certain to be granted at once.
+    #[must_use]
+    pub fn is_free(&self, start: u64, end: u64) -> bool {
+        self.crowd.is_free(start, end)
+    }
+
+    /// Whether it is certain that nothing waits for this live range, nor it for anything.
+    #[must_use]
+    pub fn is_alone(&self, key: LockKey) -> bool {
+        self.position(key).is_some_and(|at| self.crowd.is_alone(self.ranges[at].start, self.ranges[at].end))
+    }
+
+    fn insert(&mut self, start: u64, end: u64, held: Held, blockers: u32, owner: T) -> LockKey {
+        let position = u32::try_from(self.ranges.len()).unwrap_or(u32::MAX);
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.positions[slot as usize] = position;
+                slot
+            }
+            None => {
+                self.positions.push(position);
+                u32::try_from(self.positions.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.crowd.add(start, end);
+        self.ranges.push(Range { seq, slot, start, end, held, blockers, owner });
+        LockKey { seq, slot }
+    }
+
+    fn remove(&mut self, position: usize) -> Range<T> {
+        let gone = self.ranges.swap_remove(position);
+        if let Some(moved) = self.ranges.get(position) {
+            self.positions[moved.slot as usize] = position as u32;
+        }
+        self.free.push(gone.slot);
+        self.crowd.remove(gone.start, gone.end);
+        gone
+    }
+
+    /// How many live ranges a new one must wait for. Commands that wait and let it pass wait for it from now on.
+    fn count_blockers(&mut self, start: u64, end: u64, held: Held) -> u32 {
         let mut blockers = 0u32;
         for range in self.ranges.iter_mut().filter(|r| r.overlaps(start, end)) {
             if !self.ignore.must_wait(range.held, held) {
@@ -148,18 +216,26 @@ impl<T: Copy> RangeLocks<T> {
                 blockers += 1;
             }
         }
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        self.ranges.push(Range { seq, start, end, held, blockers, owner });
-        (LockKey(seq), blockers == 0)
+        blockers
     }
 
     /// Gives a range back, granted or not. Owners of ranges that are granted by it are appended to `granted` in
     /// order of arrival.
     pub fn release(&mut self, key: LockKey, granted: &mut Vec<T>) {
         let Some(position) = self.position(key) else { return };
-        let gone = self.ranges.swap_remove(position);
-        self.unblock(gone, None, granted);
+        let alone = self.is_alone(key);
+        let gone = self.remove(position);
+        if !alone {
+            self.unblock(gone, None, granted);
+        }
+    }
+
+    /// Gives back a range that is alone: nobody is granted by it.
+    pub(crate) fn release_alone(&mut self, key: LockKey) {
+        debug_assert!(self.is_alone(key), "somebody may wait for it");
+        if let Some(position) = self.position(key) {
+            self.remove(position);
+        }
     }
 
     /// Turns a granted write into *settled*. Copies that wait for it may be granted.
@@ -245,7 +321,8 @@ impl<T: Copy> RangeLocks<T> {
     }
 
     fn position(&self, key: LockKey) -> Option<usize> {
-        self.ranges.iter().position(|r| r.seq == key.0)
+        let position = *self.positions.get(key.slot as usize)? as usize;
+        self.ranges.get(position).is_some_and(|r| r.seq == key.seq).then_some(position)
     }
 
     /// Live ranges, granted or waiting.
@@ -323,7 +400,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn rule_02_locks_agree_with_a_naive_list(steps in proptest::collection::vec(step(), 1..80)) {
-            let mut locks = RangeLocks::with_capacity(8);
+            let mut locks = RangeLocks::new(8, 2);
             let mut model: Vec<Naive> = Vec::new();
             let mut keys: Vec<LockKey> = Vec::new();
             let mut granted: Vec<u32> = Vec::new();
@@ -397,7 +474,7 @@ mod tests {
 
     #[test]
     fn rule_02_a_waiting_writer_is_not_overtaken_by_readers() {
-        let mut locks = RangeLocks::with_capacity(4);
+        let mut locks = RangeLocks::new(4, 3);
         let (reader, now) = locks.acquire(0, 8, LockKind::Read, 1);
         assert!(now);
         let (writer, now) = locks.acquire(4, 12, LockKind::Write, 2);
@@ -414,7 +491,7 @@ mod tests {
 
     #[test]
     fn rule_06_a_settled_write_lets_copies_in_and_keeps_hosts_out() {
-        let mut locks = RangeLocks::with_capacity(4);
+        let mut locks = RangeLocks::new(4, 3);
         let (writer, _) = locks.acquire(0, 8, LockKind::Write, 1);
         let (_, now) = locks.acquire(0, 8, LockKind::Copy, 2);
         assert!(!now);
@@ -430,7 +507,7 @@ mod tests {
 
     #[test]
     fn rule_17_a_command_on_hold_keeps_its_place_and_lets_copies_pass() {
-        let mut locks = RangeLocks::with_capacity(4);
+        let mut locks = RangeLocks::new(4, 3);
         let (first, now) = locks.acquire(0, 8, LockKind::Write, 1);
         assert!(now);
         let mut granted = Vec::new();
@@ -450,7 +527,7 @@ mod tests {
 
     #[test]
     fn rule_10_a_copy_passes_writes_that_wait_and_they_wait_for_it() {
-        let mut locks = RangeLocks::with_capacity(4);
+        let mut locks = RangeLocks::new(4, 3);
         let (running, _) = locks.acquire(0, 8, LockKind::Write, 1);
         let (_, now) = locks.acquire(0, 8, LockKind::Write, 2);
         assert!(!now);

@@ -10,14 +10,18 @@
 //! ([`Core::asks_for_more`]).
 
 use crate::core::{Core, Life, LockOwner};
-use crate::events::{Action, Input, Nanos};
+use crate::events::{Action, Input, Nanos, Payload};
 use crate::legs::Role;
+use crate::quick::Answered;
 
 impl Core {
     /// Handles a host command or a success in the quiet state; gives anything else back.
     pub(crate) fn apply_quiet(&mut self, input: Input, out: &mut Vec<Action>) -> Option<Input> {
         if self.now >= self.quiet_until {
             return Some(input);
+        }
+        if self.apply_quick(&input, out) {
+            return None;
         }
         match input {
             Input::Host { id, op, lba, blocks } => self.apply_host(id, op, lba, blocks, out),
@@ -43,6 +47,24 @@ impl Core {
             self.arm(self.now, out);
         }
         None
+    }
+
+    /// Handles the usual case (see [`crate::quick`]); false when it is not.
+    fn apply_quick(&mut self, input: &Input, out: &mut Vec<Action>) -> bool {
+        match *input {
+            Input::Host { id, op, lba, blocks } => {
+                let Some(sent) = self.quick_host(self.now, id, op, lba, blocks) else { return false };
+                let payload = Payload::Host(id);
+                out.extend(sent.ios().map(|(leg, io)| Action::LegIo { leg, io, op, lba, blocks, payload }));
+            }
+            Input::LegDone { leg, io, result: Ok(()) } => match self.quick_done(self.now, leg, io, Nanos::MAX) {
+                Some(Answered::Host(id)) => out.push(Action::HostDone { id, result: Ok(()) }),
+                Some(Answered::Waits) => {}
+                None => return false,
+            },
+            _ => return false,
+        }
+        true
     }
 
     /// Host I/O left something for the full pass.

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, ReplicaId};
 use crate::core::{Core, Life};
-use crate::events::LegId;
+use crate::events::{IoId, LegId, Nanos};
 use crate::legs::{Leg, Role};
 use crate::wib::Wib;
 
@@ -68,6 +68,12 @@ impl Core {
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.life == Life::Running && self.host.has_room()
+    }
+
+    /// When an I/O that is in flight was sent; the time that was told with the input that led to it.
+    #[must_use]
+    pub fn sent_at(&self, leg: LegId, io: IoId) -> Option<Nanos> {
+        self.io.get(io, leg).map(|(_, entry)| entry.sent)
     }
 
     /// Whether the core has stopped or closed.

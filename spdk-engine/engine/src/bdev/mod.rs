@@ -43,6 +43,15 @@ use crate::reactor::{Core, CoreId};
 use stats::CoreIoStats;
 pub use stats::IoStats;
 
+/// Handles to the same data, for another I/O with it. Nearly always it is one buffer.
+#[must_use]
+pub fn share(bufs: &Bufs) -> Bufs {
+    match bufs.as_slice() {
+        [one] => smallvec::smallvec![one.clone()],
+        _ => bufs.clone(),
+    }
+}
+
 /// How an I/O ended: an NVMe status.
 pub type IoStatus = Status;
 

@@ -17,6 +17,7 @@
 //!
 //! *When things fail.* A leg whose channel does not exist any more answers "gone".
 
+mod hot;
 mod meta;
 mod snapshot;
 
@@ -33,9 +34,10 @@ use nvme_wire::Status;
 use serde_json::{Value, json};
 use slab::Slab;
 
+use self::hot::{Port, leg_op};
 pub use self::meta::LegChans;
 use super::convert::{ConfigJson, host_status, leg_result};
-use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, PathState};
+use crate::bdev::{Bufs, Chan, Io, IoOp, IoSink, IoStatus, PathState, share};
 use crate::events::EventRing;
 use crate::reactor::driver::{NANOS_PER_S, Nanos};
 use crate::reactor::timer::TimerId;
@@ -145,6 +147,9 @@ pub struct Device {
     /// What waits is being told again.
     admitting: Cell<bool>,
     legs: RefCell<BTreeMap<LegId, Leg>>,
+    /// For their data, by number.
+    ports: RefCell<Vec<Option<Rc<Port>>>>,
+    /// What is in flight to meta areas, and questions after late answers.
     runs: RefCell<Slab<LegRun>>,
     /// One per slot of the core, made at its first use and kept: a window's data lives here between its read and its
     /// writes, whatever else joins or leaves meanwhile.
@@ -193,6 +198,7 @@ impl Device {
             waiting: RefCell::default(),
             admitting: Cell::new(false),
             legs: RefCell::default(),
+            ports: RefCell::default(),
             runs: RefCell::default(),
             copy_buffers: RefCell::default(),
             swap: RefCell::new(None),
@@ -230,6 +236,7 @@ impl Device {
             core.defer(move |core| device.path_changed(core, leg, path));
         });
         chans.data.watch_path(core, watcher);
+        self.open_port(leg, &chans.data);
         let fresh = Leg { replica, chans, state, instance, next_instance: None, copied: 0, told: 0 };
         self.legs.borrow_mut().insert(leg, fresh);
     }
@@ -347,6 +354,7 @@ impl Device {
         for io in hosts {
             core.complete(io, Status::INTERNAL_PATH_ERROR);
         }
+        self.ports.borrow_mut().clear();
         for leg in std::mem::take(&mut *self.legs.borrow_mut()).into_values() {
             leg.chans.close(core);
         }
@@ -398,7 +406,14 @@ impl Device {
             return core.complete(io, Status::INVALID_FIELD.with_dnr());
         };
         let id = HostId(self.hosts.borrow_mut().insert(io) as u64);
-        self.input(core, Input::Host { id, op, lba, blocks });
+        self.begin(core, id, op, (lba, blocks));
+    }
+
+    /// The time to tell the core: it never goes back.
+    fn advance(&self, now: Nanos) -> Nanos {
+        let now = now.max(self.latest.get());
+        self.latest.set(now);
+        now
     }
 
     fn input(self: &Rc<Self>, core: &Core, input: Input) {
@@ -409,8 +424,7 @@ impl Device {
         if self.dead.get() {
             return;
         }
-        let now = now.max(self.latest.get());
-        self.latest.set(now);
+        let now = self.advance(now);
         // Empty but for its room; an action that leads to an input at once finds a new one here.
         let mut out = self.actions.take();
         self.machine.borrow_mut().apply(now, input, &mut out);
@@ -418,6 +432,10 @@ impl Device {
             self.act(core, action);
         }
         self.actions.replace(out);
+        self.admit_waiting(core);
+    }
+
+    fn admit_waiting(self: &Rc<Self>, core: &Core) {
         if !self.waiting.borrow().is_empty() && !self.admitting.replace(true) {
             self.admit(core);
             self.admitting.set(false);
@@ -475,14 +493,7 @@ impl Device {
         (lba, blocks): (u64, u32),
         payload: Payload,
     ) {
-        let Some(chan) = self.data_chan(leg) else { return self.refuse(core, (leg, io), LegError::Gone) };
-        // Holes read as zeroes on every replica (rule 5): an unmap is told to legs as zeroes, which frees space too.
-        let (op, blocks) = match op {
-            Op::Read => (IoOp::Read, blocks),
-            Op::Write { fua } => (IoOp::Write { fua }, blocks),
-            Op::Flush => (IoOp::Flush, 0),
-            Op::Unmap | Op::WriteZeroes => (IoOp::WriteZeroes, blocks),
-        };
+        let (op, blocks) = (leg_op(op), if op == Op::Flush { 0 } else { blocks });
         let bufs = match (op, payload) {
             (IoOp::Read | IoOp::Write { .. }, Payload::Host(id)) => self.host_bufs(id),
             (IoOp::Read | IoOp::Write { .. }, Payload::Copy(slot)) => self.copy_bufs(slot, blocks),
@@ -498,7 +509,7 @@ impl Device {
         }
         let (op, bufs) =
             if is_copy && bufs.iter().all(is_zero) { (IoOp::WriteZeroes, Bufs::new()) } else { (op, bufs) };
-        self.send(core, &chan, (leg, io, Part::Data), op, (lba, u64::from(blocks)), bufs);
+        self.send_data(core, (leg, io), op, (lba, u64::from(blocks)), bufs);
     }
 
     fn send(
@@ -510,7 +521,6 @@ impl Device {
         (lba, blocks): (u64, u64),
         bufs: Bufs,
     ) {
-        // The time of the turn, if anything too early: the member counts as confirmed for less, never for longer.
         let run = LegRun { leg, io, part, sent: core.now(), asked: 0 };
         let tag = self.runs.borrow_mut().insert(run) as u64;
         chan.submit(core, Io::new(op, lba, blocks, bufs, Rc::clone(self) as Rc<dyn IoSink>, tag));
@@ -535,7 +545,7 @@ impl Device {
     }
 
     fn host_bufs(&self, id: HostId) -> Bufs {
-        self.hosts.borrow().get(id.0 as usize).map(|io| io.bufs.clone()).unwrap_or_default()
+        self.hosts.borrow().get(id.0 as usize).map(|io| share(&io.bufs)).unwrap_or_default()
     }
 
     fn copy_bufs(&self, slot: CopySlot, blocks: u32) -> Bufs {
@@ -577,6 +587,7 @@ impl Device {
     }
 
     fn drop_leg(&self, core: &Core, leg: LegId, reason: DropReason) {
+        self.close_port(leg);
         let Some(dropped) = self.legs.borrow_mut().remove(&leg) else { return };
         dropped.chans.close(core);
         tracing::warn!(mirror = self.name, replica = dropped.replica, ?reason, "leg dropped");
@@ -678,7 +689,15 @@ fn is_zero(buf: &BufSlice) -> bool {
 impl IoSink for Device {
     fn io_done(self: Rc<Self>, core: &Core, tag: u64, status: IoStatus) {
         let run = self.runs.borrow_mut().try_remove(tag as usize);
-        let Some(run) = run else { return };
+        if let Some(run) = run {
+            self.run_done(core, run, status);
+        }
+    }
+}
+
+impl Device {
+    /// Takes the end of an I/O of a leg.
+    fn run_done(self: &Rc<Self>, core: &Core, run: LegRun, status: IoStatus) {
         if status.is_success() && matches!(run.part, Part::MetaWrite) && self.flush_meta(core, run.leg, run.io) {
             return;
         }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::core_raid::{CoreRaid, Leg, Origin, Parked, Running};
 use super::shared::{Held, MemberId};
-use crate::bdev::{Bufs, Io, IoOp, IoSink, IoStatus};
+use crate::bdev::{Bufs, Io, IoOp, IoSink, IoStatus, share};
 use crate::reactor::{CONTROL, Core};
 
 impl CoreRaid {
@@ -73,7 +73,7 @@ impl CoreRaid {
         let (lba, blocks, bufs) = {
             let running = self.running.borrow();
             let io = &running[key].io;
-            (io.lba + leg.data_offset, io.blocks, io.bufs.clone())
+            (io.lba + leg.data_offset, io.blocks, share(&io.bufs))
         };
         leg.reading.set(leg.reading.get() + blocks);
         let sink = Rc::clone(leg) as Rc<dyn IoSink>;
@@ -100,7 +100,7 @@ impl CoreRaid {
             if part == 0 && has_range(op) {
                 continue;
             }
-            let bufs = if part == blocks { run.io.bufs.clone() } else { self.first_blocks(&run.io.bufs, part) };
+            let bufs = if part == blocks { share(&run.io.bufs) } else { self.first_blocks(&run.io.bufs, part) };
             let op = if op == IoOp::Unmap && !leg.unmaps { IoOp::WriteZeroes } else { op };
             let lba = if has_range(op) { lba + leg.data_offset } else { lba };
             run.left += 1;
