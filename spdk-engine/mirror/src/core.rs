@@ -330,6 +330,7 @@ impl Core {
     }
 
     /// Books an I/O that goes to all of `legs`, which exist.
+    #[inline(always)]
     pub(crate) fn book_sent(&mut self, legs: LegMask, owner: Owner, op: Op, covers: Option<u64>) -> IoIds {
         self.legs.book_sent(legs, op);
         let (reads, changes) = (op == Op::Read, op.changes_blocks());

@@ -35,6 +35,7 @@ impl Crowd {
         (start >> self.shift, end.saturating_sub(1).max(start) >> self.shift)
     }
 
+    #[inline]
     pub(crate) fn add(&mut self, start: u64, end: u64) {
         self.live += 1;
         let (first, last) = self.granules(start, end);
@@ -66,6 +67,7 @@ impl Crowd {
         self.all_are(start, end, 1)
     }
 
+    #[inline]
     fn all_are(&self, start: u64, end: u64, count: u32) -> bool {
         let (first, last) = self.granules(start, end);
         if self.wide > 0 || last - first >= WIDE {

@@ -243,6 +243,7 @@ impl Legs {
     }
 
     /// Books an I/O that goes to all of `targets`.
+    #[inline(always)]
     pub(crate) fn book_sent(&mut self, targets: LegMask, op: Op) {
         let (reads, changes) = (u32::from(op == Op::Read), u32::from(op.changes_blocks()));
         let volatile = u64::from(op.changes_blocks() && op != Op::Write { fua: true });
@@ -256,6 +257,7 @@ impl Legs {
     }
 
     /// Books what an answer says of its leg.
+    #[inline(always)]
     pub(crate) fn book_answered(&mut self, id: LegId, entry: &IoEntry, result: Result<(), LegError>) {
         let Some(leg) = self.get_mut(id) else { return };
         leg.inflight = leg.inflight.saturating_sub(1);
@@ -288,13 +290,17 @@ impl Legs {
 
     /// The member to read from: a local one if preferred, else the one with the fewest reads in flight, in turns.
     pub(crate) fn choose_source(&mut self, prefer_local: bool, not: LegMask) -> Option<LegId> {
-        let turn = self.turn;
-        let distance = |leg: &Leg| (leg.id.0 + u32::BITS - turn) % u32::BITS;
-        let chosen = self
-            .iter()
-            .filter(|l| l.is_source() && !not.contains(l.id))
-            .min_by_key(|l| (!(prefer_local && l.local), l.reading, distance(l)))
-            .map(|l| l.id)?;
+        let mut best = (u64::MAX, None);
+        for leg in self.iter().filter(|l| l.is_source() && !not.contains(l.id)) {
+            // In this order: where it is, how busy it is, how far its turn is.
+            let distance = leg.id.0.wrapping_sub(self.turn) % u32::BITS;
+            let far = u64::from(!(prefer_local && leg.local)) << 40;
+            let rank = far | u64::from(leg.reading) << 5 | u64::from(distance);
+            if rank < best.0 {
+                best = (rank, Some(leg.id));
+            }
+        }
+        let chosen = best.1?;
         self.turn = (chosen.0 + 1) % u32::BITS;
         Some(chosen)
     }
@@ -380,6 +386,7 @@ impl IoIds {
 }
 
 impl IoTable {
+    #[inline]
     pub(crate) fn insert(&mut self, entry: IoEntry) -> IoIds {
         let place = match self.free.pop() {
             Some(place) => {
@@ -398,6 +405,7 @@ impl IoTable {
     }
 
     /// The place of an I/O; `None` when it is not in flight (any more) or on another leg.
+    #[inline]
     fn place(&self, io: IoId, leg: LegId) -> Option<usize> {
         let place = (io.0 & ((1 << PLACE_BITS) - 1)) as usize;
         let number = (io.0 >> PLACE_BITS) & ((1 << LEG_BITS) - 1);
@@ -412,6 +420,7 @@ impl IoTable {
     }
 
     /// Notes that a leg has answered the I/O at this place, and gives it.
+    #[inline(always)]
     pub(crate) fn answered(&mut self, place: usize, leg: LegId) -> &IoEntry {
         let entry = &mut self.slots[place].entry;
         entry.legs.remove(leg);

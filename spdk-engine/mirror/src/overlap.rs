@@ -162,18 +162,28 @@ impl<T: Copy> RangeLocks<T> {
         (key, blockers == 0)
     }
 
+    /// Takes `[start, end)`, which is free.
+    #[inline]
+    pub(crate) fn acquire_free(&mut self, start: u64, end: u64, kind: LockKind, owner: T) -> LockKey {
+        debug_assert!(self.is_free(start, end), "it may have to wait");
+        self.insert(start, end, kind.into(), 0, owner)
+    }
+
     /// Whether `[start, end)` is certain to be granted at once.
     #[must_use]
+    #[inline]
     pub fn is_free(&self, start: u64, end: u64) -> bool {
         self.crowd.is_free(start, end)
     }
 
     /// Whether it is certain that nothing waits for this live range, nor it for anything.
     #[must_use]
+    #[inline]
     pub fn is_alone(&self, key: LockKey) -> bool {
         self.position(key).is_some_and(|at| self.crowd.is_alone(self.ranges[at].start, self.ranges[at].end))
     }
 
+    #[inline(always)]
     fn insert(&mut self, start: u64, end: u64, held: Held, blockers: u32, owner: T) -> LockKey {
         let position = u32::try_from(self.ranges.len()).unwrap_or(u32::MAX);
         let slot = match self.free.pop() {
@@ -193,6 +203,7 @@ impl<T: Copy> RangeLocks<T> {
         LockKey { seq, slot }
     }
 
+    #[inline(always)]
     fn remove(&mut self, position: usize) -> Range<T> {
         let gone = self.ranges.swap_remove(position);
         if let Some(moved) = self.ranges.get(position) {
@@ -231,6 +242,7 @@ impl<T: Copy> RangeLocks<T> {
     }
 
     /// Gives back a range that is alone: nobody is granted by it.
+    #[inline]
     pub(crate) fn release_alone(&mut self, key: LockKey) {
         debug_assert!(self.is_alone(key), "somebody may wait for it");
         if let Some(position) = self.position(key) {
@@ -320,6 +332,7 @@ impl<T: Copy> RangeLocks<T> {
         self.position(key).is_some_and(|at| self.ranges[at].blockers == 0)
     }
 
+    #[inline]
     fn position(&self, key: LockKey) -> Option<usize> {
         let position = *self.positions.get(key.slot as usize)? as usize;
         self.ranges.get(position).is_some_and(|r| r.seq == key.seq).then_some(position)

@@ -65,7 +65,7 @@ impl Core {
         let need = if op == Op::Read { LegMask::EMPTY } else { legs };
         let started = HostOp { need, sent: legs, stage: Stage::Running, marked, ..HostOp::new(id, op, lba, blocks) };
         let (slot, generation) = self.host.insert(started);
-        let (key, _) = self.locks.acquire(lba, end, kind, LockOwner::Host(slot));
+        let key = self.locks.acquire_free(lba, end, kind, LockOwner::Host(slot));
         if let Some(live) = self.host.get_mut(slot) {
             live.lock = Some(key);
         }
@@ -106,6 +106,7 @@ impl Core {
     }
 
     /// Nobody waits for the command's range, its members carry the record, and a read's lease is far from its end.
+    #[inline]
     fn may_answer(&self, now: Nanos, op: &HostOp) -> bool {
         let holds = match op.op {
             Op::Read => {
@@ -118,6 +119,7 @@ impl Core {
     }
 
     /// Ends a command for whose range nobody waits.
+    #[inline(always)]
     fn end_alone(&mut self, slot: u32) -> Option<HostId> {
         let op = self.host.remove(slot)?;
         if op.marked {
