@@ -8,7 +8,8 @@ use super::*;
 use crate::events::{Action, Input, LegError, MetaOp, Payload, SwapId, SwapOutcome};
 use crate::meta::{Geometry, META_BLOCK_BYTES, RegionBits};
 use crate::{
-    Config, ConfigNumber, EngineInstance, Epoch, LegInit, Lineage, MetaInit, OpenParams, Options, ReplicaId, VolumeId,
+    Config, ConfigNumber, EngineInstance, Epoch, LegInit, Lineage, MetaInit, OpenParams, Options, ReplicaId,
+    SnapshotId, VolumeId,
 };
 
 const BLOCKS: u64 = 4096;
@@ -26,6 +27,7 @@ enum Step {
     Add(u8),
     Remove(u32),
     Pass(u64),
+    Snapshot(u8),
     Close,
 }
 
@@ -41,6 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (3u8..6).prop_map(Step::Add),
         1 => (0u32..6).prop_map(Step::Remove),
         20 => prop_oneof![9 => 0u64..20, 1 => 0u64..6000].prop_map(Step::Pass),
+        6 => (0u8..6).prop_map(Step::Snapshot),
         1 => Just(Step::Close),
     ]
 }
@@ -74,6 +77,7 @@ fn params(bits: bool) -> OpenParams {
             min_in_sync: 1,
             size_blocks: BLOCKS,
             clean: false,
+            tree: crate::Tree::default(),
         },
         legs: (0..3).map(leg).collect(),
         equalise_from: None,
@@ -239,6 +243,14 @@ impl Three {
             Step::Pass(ms) => {
                 self.now += ms * MS;
                 self.input(&Input::Tick);
+            }
+            Step::Snapshot(what) => {
+                let id = SnapshotId::new("s").unwrap();
+                self.input(&match what {
+                    0..=2 => Input::SnapshotBegin { id, hold_ns: 500 * MS },
+                    3..=4 => Input::SnapshotTaken { id, replicas: (0..3).map(replica).collect() },
+                    _ => Input::SnapshotAbort { id },
+                });
             }
             Step::Close => self.input(&Input::Close),
             Step::Finish { .. } => {}
