@@ -48,9 +48,11 @@ impl Core {
             }
         }
         self.life = Life::ClosingFlush { sent, done };
-        if self.expected.without(done).is_empty() {
+        let stuck = self.is_stuck_on_meta();
+        if self.expected.without(done).is_empty() && (self.meta.carried || stuck) {
             self.life = Life::ClosingMeta;
-            if let Some(wib) = self.wib.as_mut() {
+            // Regions that clear must have their stamps everywhere.
+            if let Some(wib) = self.wib.as_mut().filter(|_| !stuck) {
                 wib.clear_all();
             }
             self.meta.closing = self.inherited_left() == 0 && !self.hosts_must_detach;

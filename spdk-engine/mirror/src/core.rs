@@ -10,8 +10,7 @@
 
 use std::collections::VecDeque;
 
-use crate::config::ReplicaId;
-use crate::config::VolumeId;
+use crate::config::{Epoch, ReplicaId, VolumeId};
 use crate::events::{
     Action, DropReason, Event, HostError, Input, IoId, LegError, LegId, Nanos, Op, Payload, SnapshotError, StopReason,
 };
@@ -80,6 +79,8 @@ pub struct Core {
     /// Write-intent bits; `None` when the volume has no meta areas.
     pub(crate) wib: Option<Wib>,
     pub(crate) meta: MetaState,
+    /// Epoch of the last engine before this one that may have served.
+    pub(crate) served: Option<Epoch>,
     pub(crate) marks: Marks,
     pub(crate) regions: Regions,
     pub(crate) snapshot: Option<Snapshot>,
@@ -128,12 +129,14 @@ impl Core {
         if params.num_blocks != params.config.size_blocks {
             return Err(CoreError::Size { num_blocks: params.num_blocks, recorded: params.config.size_blocks });
         }
+        let served = params.meta.as_ref().and_then(|m| m.served);
         let wib = open_wib(&mut params)?;
         let legs = open_legs(&params, wib.as_ref())?;
         let options = params.options;
         let opened_single = params.config.in_sync.len() == 1;
         let region_slots = if wib.is_some() { options.copy_queue_depth } else { 0 };
         let regions = wib.as_ref().map_or(0, |w| w.geometry.regions());
+        let unit = wib.as_ref().map_or(u64::from(options.copy_window_blocks), |w| w.geometry.region_blocks());
         let capacity = options.max_inflight as usize + options.copy_queue_depth as usize * 2 + 1;
         let mut core = Self {
             volume: params.volume,
@@ -148,11 +151,12 @@ impl Core {
                 GRANULE_BYTES.trailing_zeros().saturating_sub(params.block_size.trailing_zeros()),
             ),
             host: HostOps::new(options.max_inflight),
-            copies: Copies::new(options.copy_queue_depth, options.copy_window_blocks),
+            copies: Copies::new(options.copy_queue_depth, options.copy_window_blocks, params.num_blocks, unit),
             repairs: Repairs::default(),
             lease: Lease::default(),
             wib,
             meta: MetaState::new(),
+            served,
             marks: Marks::default(),
             regions: Regions::new(region_slots, regions),
             snapshot: None,
@@ -195,7 +199,7 @@ impl Core {
         }
         for leg in self.legs.iter_mut().filter(|l| l.role == Role::Member && l.id != source) {
             leg.unequal = true;
-            self.copies.begin(leg.id);
+            self.copies.begin(leg.id, true);
         }
         let (key, _) = self.locks.acquire(0, self.num_blocks, LockKind::Write, LockOwner::Barrier);
         self.locks.settle(key, &mut self.granted);

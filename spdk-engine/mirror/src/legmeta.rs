@@ -4,7 +4,7 @@
 //! that it is to hold has versions: one per bitmap block ([`crate::wib`]) and one for the superblock, which rises when
 //! the record changes. [`Core::pump_meta`] sends what is missing:
 //! ```text
-//! Unread ─▶ Reading (sequence of its superblock) ─▶ Ready: bits first, then superblock, then whatever changes
+//! Unread ─▶ Reading (superblock, bits) ─▶ Ready: bits and stamps first, then superblock, then whatever changes
 //!      ▲                                              └─ error: it leaves; the last member cannot (Broken)
 //!      └─────────────────── after a pause ────────────────────────────────────────────────┘
 //! ```
@@ -29,7 +29,11 @@ use crate::config::Config;
 use crate::core::Core;
 use crate::events::{Action, DropReason, Event, IoId, LegError, LegId, MetaOp, Nanos};
 use crate::legs::{IoEntry, Leg, LegMask, MetaPart, Owner, Role};
-use crate::meta::{MetaError, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, encode_bits, newest_superblock};
+use crate::legstamps::LegStamps;
+use crate::meta::{
+    Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, decode_bits, encode_bits,
+    newest_superblock,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -42,10 +46,10 @@ enum Stage {
 
 /// What a leg holds of one bitmap block, by version; 0 is nothing known.
 #[derive(Debug, Clone, Copy, Default)]
-struct BlockCopy {
-    durable: u64,
+pub(crate) struct BlockCopy {
+    pub(crate) durable: u64,
     /// In flight; 0 is nothing.
-    sent: u64,
+    pub(crate) sent: u64,
 }
 
 /// The meta area of a leg, as far as it is known.
@@ -56,17 +60,19 @@ pub(crate) struct LegMeta {
     sequence: u64,
     blocks: Vec<BlockCopy>,
     superblock: BlockCopy,
+    pub(crate) stamps: LegStamps,
     /// The instance that its superblock named when it was read.
     instance: String,
 }
 
 impl LegMeta {
-    pub(crate) fn new(bits_blocks: u32) -> Self {
+    pub(crate) fn new(geometry: &Geometry) -> Self {
         Self {
             stage: Stage::Unread,
             sequence: 0,
-            blocks: vec![BlockCopy::default(); bits_blocks as usize],
+            blocks: vec![BlockCopy::default(); geometry.bits_blocks() as usize],
             superblock: BlockCopy::default(),
+            stamps: LegStamps::new(geometry),
             instance: String::new(),
         }
     }
@@ -80,13 +86,13 @@ impl LegMeta {
         self.blocks.iter().all(|b| b.durable > 0)
     }
 
-    fn broken_until(&self) -> Option<Nanos> {
+    pub(crate) fn broken_until(&self) -> Option<Nanos> {
         if let Stage::Broken(until) = self.stage { Some(until) } else { None }
     }
 
     /// No write is in flight: a late answer would be taken for that of a later one.
     fn is_quiet(&self) -> bool {
-        self.superblock.sent == 0 && self.blocks.iter().all(|b| b.sent == 0)
+        self.superblock.sent == 0 && self.blocks.iter().all(|b| b.sent == 0) && self.stamps.is_quiet()
     }
 
     /// Nothing is known of what it holds.
@@ -94,6 +100,7 @@ impl LegMeta {
         self.stage = Stage::Unread;
         self.superblock = BlockCopy::default();
         self.blocks.fill(BlockCopy::default());
+        self.stamps.forget();
     }
 }
 
@@ -143,6 +150,7 @@ impl Core {
         if !std::mem::take(&mut self.meta.pump) {
             return;
         }
+        self.pump_stamps();
         let wants = |l: &Leg| usable(l).is_some() && (l.role == Role::Member || l.is_mirrored_joiner());
         let mut encoded = None;
         for leg in self.legs.mask(|l| l.is_sendable() && wants(l)).iter() {
@@ -160,7 +168,7 @@ impl Core {
     fn is_carried(&self) -> bool {
         let version = self.meta.version;
         let areas = self.legs.iter().filter(is_staying).filter_map(|l| l.meta.as_deref());
-        areas.filter(|m| !self.skips_broken(m)).all(|m| m.superblock.durable >= version)
+        areas.filter(|m| !self.skips_broken(m)).all(|m| m.superblock.durable >= version && self.carries_stamps(m))
     }
 
     /// Rule 21 broken on purpose: a member that cannot carry the record need not.
@@ -205,7 +213,9 @@ impl Core {
         let version = self.meta.version;
         self.expected.iter().filter_map(|id| self.legs.get(id)).filter_map(usable).all(|m| {
             let blocks = (0u32..).zip(&m.blocks);
-            m.superblock.durable >= version && blocks.into_iter().all(|(b, copy)| copy.durable >= wib.version(b))
+            m.superblock.durable >= version
+                && blocks.into_iter().all(|(b, copy)| copy.durable >= wib.version(b))
+                && self.has_all_stamps(m)
         })
     }
 
@@ -214,13 +224,13 @@ impl Core {
         self.expected.iter().filter_map(|id| self.legs.get(id)).filter_map(usable).all(LegMeta::has_bits)
     }
 
-    /// Rule 9: a joiner has bits and superblock; later bits wait for it, as its answer is expected.
+    /// Rule 9: a joiner has bits, stamps and superblock; later ones wait for it, as its answer is expected.
     pub(crate) fn may_join(&self, leg: &Leg) -> bool {
-        leg.meta.as_deref().is_none_or(LegMeta::is_synced)
+        leg.meta.as_deref().is_none_or(|m| m.is_synced() && self.has_taken_over(m))
     }
 
     /// The regions in which members may differ now, live and inherited; `None` without meta areas. When the record
-    /// changes these are the ones to be stamped (rule 9).
+    /// changes these are stamped anew (rule 9).
     #[must_use]
     pub fn dirty_regions(&self) -> Option<&RegionBits> {
         self.wib.as_ref().map(|w| &w.bits)
@@ -234,7 +244,12 @@ impl Core {
             let held = expected.iter().filter_map(|id| legs.get(id)).filter_map(usable);
             held.map(|m| m.blocks.get(block as usize).map_or(0, |b| b.durable)).min().unwrap_or(u64::MAX)
         };
-        if wib.settle(durable) {
+        // Also a last member whose meta area failed: without its stamps a replica that is away could be taken for equal.
+        let stamped = |block: u32| {
+            let held = expected.iter().filter_map(|id| legs.get(id)).filter_map(|l| l.meta.as_deref());
+            held.map(|m| m.stamps.durable(block)).min().unwrap_or(u64::MAX)
+        };
+        if wib.settle(durable, stamped) {
             self.resume_marked();
         }
     }
@@ -244,11 +259,13 @@ impl Core {
         match meta.stage {
             Stage::Unread => {
                 meta.stage = Stage::Reading;
-                let op = MetaOp::Read { block: 0, blocks: SUPERBLOCK_SLOTS as u32 };
+                let blocks = SUPERBLOCK_SLOTS as u32 + u32::try_from(meta.blocks.len()).unwrap_or(u32::MAX);
+                let op = MetaOp::Read { block: 0, blocks };
                 self.send_meta(id, MetaPart::Read, op, out);
             }
             Stage::Ready => {
-                while let Some((first, count)) = self.next_bits(id) {
+                let may_have_bits = self.pump_leg_stamps(id, out);
+                while may_have_bits && let Some((first, count)) = self.next_bits(id) {
                     self.send_bits(id, first, count, encoded, out);
                 }
                 self.send_superblock(id, out);
@@ -300,7 +317,7 @@ impl Core {
     fn send_superblock(&mut self, id: LegId, out: &mut Vec<Action>) {
         let version = self.meta.version;
         let Some(meta) = self.meta_of(id) else { return };
-        if !meta.has_bits() || meta.superblock.sent != 0 || meta.superblock.durable >= version {
+        if !meta.has_bits() || !meta.stamps.is_complete() || meta.superblock.sent != 0 || meta.superblock.durable >= version {
             return;
         }
         let sequence = meta.sequence + 1;
@@ -343,14 +360,14 @@ impl Core {
         })
     }
 
-    fn meta_of(&mut self, id: LegId) -> Option<&mut LegMeta> {
+    pub(crate) fn meta_of(&mut self, id: LegId) -> Option<&mut LegMeta> {
         self.legs.get_mut(id)?.meta.as_deref_mut()
     }
 
-    fn send_meta(&mut self, id: LegId, part: MetaPart, op: MetaOp, out: &mut Vec<Action>) {
+    pub(crate) fn send_meta(&mut self, id: LegId, part: MetaPart, op: MetaOp, out: &mut Vec<Action>) {
         let Some(leg) = self.legs.get_mut(id) else { return };
         leg.inflight += 1;
-        self.meta.writes += u64::from(part != MetaPart::Read);
+        self.meta.writes += u64::from(matches!(op, MetaOp::Write { .. }));
         let (legs, owner) = (LegMask::of(id), Owner::Meta(part));
         let ids = self.io.insert(IoEntry { legs, owner, reads: false, changes: false, covers: None, sent: self.now });
         out.push(Action::MetaIo { leg: id, io: ids.on(id), op });
@@ -375,15 +392,16 @@ impl Core {
         let read = self.meta.read.take();
         let joins = self.legs.get(id).is_some_and(|l| l.role != Role::Member);
         let versions = self.pretended_bits(joins);
+        if let (MetaPart::Read, Some(data)) = (part, &read) {
+            self.judge_meta(id, data);
+        }
         let Some(meta) = self.meta_of(id) else { return };
         let result = match (part, result) {
-            (MetaPart::Read, Ok(())) => read.ok_or(LegError::Other),
+            (MetaPart::Read | MetaPart::ReadStamps { .. }, Ok(())) => read.ok_or(LegError::Other),
             (_, result) => result.map(|()| Arc::from([])),
         };
         match (part, &result) {
-            (MetaPart::Read, Ok(data)) => {
-                let found = newest_superblock(data);
-                (meta.sequence, meta.instance) = found.map_or((0, String::new()), |s| (s.sequence, s.instance));
+            (MetaPart::Read, Ok(_)) => {
                 meta.stage = Stage::Ready;
                 for (copy, version) in meta.blocks.iter_mut().zip(versions) {
                     copy.durable = version;
@@ -397,6 +415,8 @@ impl Core {
                     meta.sequence += 1;
                 }
             }
+            (MetaPart::ReadStamps { first, count }, _) => self.stamps_read(id, (first, count), result.clone()),
+            (MetaPart::Stamps { first, count }, _) => self.stamps_written(id, (first, count), result.is_ok()),
             (MetaPart::Bits { first, count }, _) => {
                 let (from, to) = (first as usize, (first + count) as usize);
                 for copy in meta.blocks.get_mut(from..to).into_iter().flatten() {
@@ -411,6 +431,18 @@ impl Core {
             && error != LegError::Gone
         {
             self.meta_failed(id, error, None, out);
+        }
+    }
+
+    /// What a leg's superblock and bits say.
+    fn judge_meta(&mut self, id: LegId, data: &[u8]) {
+        let Some(geometry) = self.wib.as_ref().map(|w| w.geometry) else { return };
+        let found = newest_superblock(data);
+        let slots = SUPERBLOCK_SLOTS as usize * META_BLOCK_BYTES;
+        let bits = decode_bits(&geometry, data.get(slots..).unwrap_or_default()).0;
+        self.judge_stamps(id, found.as_ref(), bits);
+        if let Some(meta) = self.meta_of(id) {
+            (meta.sequence, meta.instance) = found.map_or((0, String::new()), |s| (s.sequence, s.instance));
         }
     }
 

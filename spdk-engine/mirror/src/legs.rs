@@ -334,8 +334,12 @@ pub(crate) enum Owner {
 /// Which part of a meta area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MetaPart {
-    /// Reads the superblock slots.
+    /// Reads superblock slots and bits.
     Read,
+    /// Reads blocks of stamps.
+    ReadStamps { first: u32, count: u32 },
+    /// Writes blocks of stamps.
+    Stamps { first: u32, count: u32 },
     /// Writes a superblock.
     Superblock,
     /// Writes bitmap blocks.

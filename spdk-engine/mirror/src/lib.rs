@@ -16,7 +16,8 @@
 //! A read is answered only while every member has confirmed within the lease that no newer engine exists ([`lease`]).
 //!
 //! *Flow of a rebuild.* `AddLeg` ─▶ swap into `R` ─▶ every write goes to the joiner too and its answer is required ─▶
-//! windows are copied under a range lock ─▶ flush, bits, superblock ─▶ swap into `S` ─▶ member.
+//! its meta area is read, regions that differ are copied under a range lock ─▶ flush, stamps, bits, superblock ─▶ swap into
+//! `S` ─▶ member.
 //!
 //! *After a crash.* Bits of all members ─▶ inherited regions ─▶ each is made equal before it is touched, the rest in the
 //! background ─▶ it goes on as a live region ─▶ flushed and cleared when idle.
@@ -45,9 +46,6 @@
 //! - *A replica says "fenced"*, or the arbiter shows another epoch, instance or lineage: [`Action::Stopped`].
 //! - *Strict mode cannot shrink*: frozen. A lost member may still come back at any time; a new replica can be added
 //!   and joins although writes are frozen (their ranges are *settled*, see [`overlap`]).
-//!
-//! *Their place, later.* Stamps: [`Core::dirty_regions`] when the record changes, written with the superblock before
-//! acknowledgements go on. Delta: [`rebuild`] skips windows.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 #![forbid(unsafe_code)]
@@ -63,6 +61,7 @@ mod host;
 mod lease;
 mod legmeta;
 mod legs;
+mod legstamps;
 mod marks;
 mod membership;
 pub mod meta;
@@ -77,6 +76,7 @@ pub mod recover;
 mod regions;
 mod repair;
 mod snapshot;
+mod stamps;
 mod status;
 mod suspicion;
 mod wib;
@@ -97,7 +97,7 @@ pub use crate::opener::{
 };
 pub use crate::params::{LegInit, MetaInit, OpenParams, Options};
 pub use crate::quick::{Answered, Sent};
-pub use crate::status::Status;
+pub use crate::status::{Rebuild, Status};
 
 /// Most legs of one mirror. Volumes have 2 or 3 replicas; a few more while replicas are moved.
 pub const LEGS_MAX: usize = 16;
@@ -142,8 +142,14 @@ pub enum PlantedBug {
     Rule07AssumeCommitted,
     /// `k` stays as it is when a set changes.
     Rule08SameNumber,
+    /// Stamps are configuration numbers: two engines may give the same one, and a joiner that leaves does not raise it.
+    Rule08StampsByNumber,
     /// A joiner does not take over its source's bits.
     Rule09JoinWithoutBits,
+    /// A joiner does not take over its source's stamps.
+    Rule09JoinWithoutStamps,
+    /// Regions that may differ keep their stamps when the record changes.
+    Rule09DirtyNotStamped,
     /// A joiner gets no writes before it is a member.
     Rule10JoinWithoutMirroring,
     /// An engine that lost all members ejects all but one.

@@ -186,6 +186,10 @@ impl Core {
         if !skips && !self.expected.without(done).is_empty() {
             return;
         }
+        // A region that clears must have its stamp everywhere: after a crash nothing else tells that it changed.
+        if !skips && !self.meta.carried {
+            return;
+        }
         self.marks.round = None;
         if let Some(wib) = self.wib.as_mut() {
             wib.clear_cooled();

@@ -79,7 +79,7 @@ impl Core {
             // Its window was over but no swap could be sent for it: it is welcome again.
             leg.eject = None;
             if leg.unequal {
-                self.copies.begin(id); // Its copy had ended with it.
+                self.copies.begin(id, true); // Its copy had ended with it.
             }
             self.update_expected();
         } else if leg.is_failed() {
@@ -168,7 +168,7 @@ impl Core {
     ) {
         let mut fresh = Leg::new(leg, replica, local, Role::Announced, Link::Up);
         if let Some(wib) = self.wib.as_ref().filter(|_| meta) {
-            fresh.meta = Some(Box::new(LegMeta::new(wib.geometry.bits_blocks())));
+            fresh.meta = Some(Box::new(LegMeta::new(&wib.geometry)));
         }
         let member = self.gate.requires(&fresh.replica);
         self.gone.back(&fresh.replica);
@@ -382,11 +382,12 @@ impl Core {
         let may = |r: &ReplicaId| recorded.contains(r) && !abandoned.contains(r);
         let begin = self.legs.mask(|l| l.role == Role::Announced && l.eject.is_none() && may(&l.replica));
         for id in begin.iter() {
-            if let Some(leg) = self.legs.get_mut(id) {
-                leg.role = Role::Copying;
-                out.push(Action::Event(Event::RebuildStarted { leg: id, replica: leg.replica.clone() }));
-            }
-            self.copies.begin(id);
+            let Some(leg) = self.legs.get_mut(id) else { continue };
+            leg.role = Role::Copying;
+            out.push(Action::Event(Event::RebuildStarted { leg: id, replica: leg.replica.clone() }));
+            // With a meta area it is first found out what it lacks.
+            let everything = leg.meta.is_none();
+            self.copies.begin(id, everything);
             self.update_expected();
         }
     }
@@ -398,6 +399,12 @@ impl Core {
         let was_member = leg.role == Role::Member;
         leg.role = Role::Dropped;
         let reason = leg.eject.unwrap_or(DropReason::Removed);
+        let was_mirrored = leg.meta.is_some() && !was_member;
+        if was_mirrored {
+            // It misses writes from now on, whenever the swap that says so is committed.
+            self.advance_stamps();
+        }
+        let Some(leg) = self.legs.get_mut(id) else { return };
         if !was_member && !self.abandoned.contains(&leg.replica) {
             self.abandoned.push(leg.replica.clone());
         }
@@ -452,6 +459,7 @@ impl Core {
                 out.push(Action::Event(Event::Joined { leg: leg.id, replica: leg.replica.clone() }));
             }
         }
+        self.advance_stamps();
         self.update_expected();
         self.meta.outdate();
         out.push(Action::Event(Event::ConfigChanged { config: Box::new(config) }));

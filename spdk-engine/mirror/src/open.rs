@@ -118,12 +118,17 @@ pub(crate) fn open_wib(params: &mut OpenParams) -> Result<Option<Wib>, CoreError
     let changed = params.legs.iter().any(|leg| leg.changed);
     let inherited = if changed { RegionBits::full(geometry.regions()) } else { meta.inherited };
     #[allow(unused_mut)]
-    let mut wib = Wib::new(geometry, inherited, options.live_regions_max);
+    let mut wib = Wib::new(geometry, inherited, options.live_regions_max, params.config.epoch);
     #[cfg(feature = "planted-bugs")]
     {
         wib.keeps_cooling = options.bug == Some(crate::PlantedBug::Rule18ClearThoughWritten);
         wib.ready_at_once = options.bug == Some(crate::PlantedBug::Rule18DataBeforeBits);
+        wib.stamps.keeps_dirty = options.bug == Some(crate::PlantedBug::Rule09DirtyNotStamped);
+        let number = u32::try_from(params.config.config_number.0).unwrap_or(u32::MAX);
+        wib.stamps.by_number = (options.bug == Some(crate::PlantedBug::Rule08StampsByNumber)).then_some(number);
     }
+    // What members may differ in is changed by this engine.
+    wib.stamp_inherited();
     Ok(Some(wib))
 }
 
@@ -153,7 +158,7 @@ pub(crate) fn open_legs(params: &OpenParams, wib: Option<&Wib>) -> Result<Legs, 
         (fresh.changed, fresh.unequal) = (*changed, *changed);
         // What an older engine wrote there may not be flushed yet.
         fresh.changes = u64::from(!params.flushed);
-        fresh.meta = wib.filter(|_| *meta).map(|w| Box::new(LegMeta::new(w.geometry.bits_blocks())));
+        fresh.meta = wib.filter(|_| *meta).map(|w| Box::new(LegMeta::new(&w.geometry)));
         if !known || !legs.insert(fresh) {
             return Err(CoreError::Leg { leg: leg.0, replica: replica.clone() });
         }

@@ -1,6 +1,6 @@
 //! What a core is started with: legs, bounds and times. Plain values without behaviour; [`crate::Core::open`] checks them.
 
-use crate::config::{Config, ReplicaId};
+use crate::config::{Config, Epoch, ReplicaId};
 use crate::events::{LegId, Nanos};
 use crate::meta::RegionBits;
 
@@ -28,6 +28,8 @@ pub struct LegInit {
 pub struct MetaInit {
     /// Regions in which members may differ; one bit for each region of the volume.
     pub inherited: RegionBits,
+    /// Epoch of the last engine that may have served: stamps are trusted on members whose superblock has it.
+    pub served: Option<Epoch>,
 }
 
 /// Bounds and times of a core.

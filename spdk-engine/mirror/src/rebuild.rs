@@ -1,30 +1,36 @@
 //! Copying a member to a joiner while hosts write (rule 10), and making members equal after an unclean stop.
 //!
-//! *What it is.* One job per leg that is copied to, and a fixed number of copy windows shared by all jobs:
+//! *What it is.* One job per leg that is copied to, with the set of regions it lacks (see [`crate::legstamps`]; all of them
+//! without a meta area); *runs*, each through one region for all jobs that lack it; and a fixed number of copy windows:
 //! ```text
-//! Free ─▶ Locking ─▶ Read ─▶ Reading ─▶ Write ─▶ Writing ─▶ Free
+//! Free ─▶ Locking ─▶ Read ─▶ Reading ─▶ Writing (to each target) ─▶ Free
 //!             (range lock: Copy)   │ read failed: another member
 //!                                  └ leg lost: waits and goes on when it is back
 //! ```
+//! So one read feeds all joiners. Sources are all members in turns, those with fewer reads in flight first.
+//!
 //! The joiner gets every host write from the start of its job. A window holds a *Copy* lock: no host write overlaps
 //! it between its read and its write, so it cannot put old data over new. Zeroes stay zeroes: the runner may write them as such.
-//! When a job has copied everything, the leg is flushed; then it may be admitted (or counts as equal).
+//! From time to time, and when a job has copied everything, the leg is flushed; with a meta area it then takes over the
+//! stamps of what was copied, so that a rebuild that is interrupted goes on there. Then it may be admitted (or counts as
+//! equal).
 //!
 //! *Invariants.* A slot's buffer is used for one window at a time, and not again before the I/O on it is answered.
 //! Windows are read from members of `S` only. A job lives no longer than its leg; it does not survive the core.
 //!
-//! *When things fail.* Joiner lost: its window waits until it is back or dropped. A read error on one member: the
+//! *When things fail.* Joiner lost: its windows wait until it is back or dropped. A read error on one member: the
 //! next one. On all: the rebuild ends and the joiner is dropped, the volume stays up. A write error: likewise.
-//!
-//! *Later.* Delta: a job asks the region stamps for its next window instead of counting up.
 
 use crate::core::{Core, Life, LockOwner};
 use crate::events::{Action, CopySlot, DropReason, Event, LegError, LegId, Op, Payload};
 use crate::legs::{Leg, LegMask, Owner, Role};
+use crate::meta::RegionBits;
 use crate::overlap::{LockKey, LockKind};
 
 /// Progress is told when another 1/64 is copied.
 const PROGRESS_STEPS: u64 = 64;
+/// A joiner takes over stamps when so many regions were copied: so much is copied again after an interruption at most.
+const TAKE_OVER_REGIONS: usize = 128;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -32,46 +38,97 @@ enum Stage {
     Locking,
     Read,
     Reading,
-    Write,
     Writing,
-    /// The job ended while I/O was in flight.
+    /// No target is left while I/O is in flight.
     Draining,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Window {
     stage: Stage,
-    target: LegId,
+    run: usize,
+    /// Targets that do not have it yet.
+    need: LegMask,
+    /// Writes in flight.
+    sent: LegMask,
     lba: u64,
     blocks: u32,
     lock: Option<LockKey>,
     tried: LegMask,
 }
 
-#[derive(Debug, Clone, Copy)]
+const FREE: Window = Window {
+    stage: Stage::Free,
+    run: 0,
+    need: LegMask::EMPTY,
+    sent: LegMask::EMPTY,
+    lba: 0,
+    blocks: 0,
+    lock: None,
+    tried: LegMask::EMPTY,
+};
+
+/// One region on its way to its targets.
+#[derive(Debug, Clone, Copy, Default)]
+struct Run {
+    unit: u32,
+    next: u64,
+    end: u64,
+    targets: LegMask,
+    /// Windows under way.
+    windows: u32,
+}
+
+impl Run {
+    fn is_free(&self) -> bool {
+        self.next == self.end && self.windows == 0
+    }
+}
+
+#[derive(Debug)]
 struct Job {
     leg: LegId,
-    next: u64,
-    copied: u64,
+    /// Regions that no run was started for; `None` while that is being found out.
+    todo: Option<RegionBits>,
+    cursor: u32,
+    /// Runs under way.
     active: u32,
+    copied: u64,
+    total: u64,
+    /// Copied regions that no flush was sent for, and those that one is under way for.
+    unflushed: Vec<u32>,
+    flushing: Vec<u32>,
     flush_sent: bool,
+    /// The flush under way is the last one.
+    last: bool,
+}
+
+/// How far a rebuild is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct CopyProgress {
+    pub(crate) copied: u64,
+    pub(crate) total: u64,
+    pub(crate) planned: bool,
 }
 
 /// The jobs and their windows.
 #[derive(Debug)]
 pub(crate) struct Copies {
     jobs: Vec<Job>,
+    runs: Vec<Run>,
     windows: Vec<Window>,
     window_blocks: u32,
+    num_blocks: u64,
+    /// Blocks that are copied as one: a region.
+    unit: u64,
     /// Which job goes first, in turns.
     turn: usize,
 }
 
 impl Copies {
-    pub(crate) fn new(depth: u32, window_blocks: u32) -> Self {
-        let free =
-            Window { stage: Stage::Free, target: LegId(0), lba: 0, blocks: 0, lock: None, tried: LegMask::EMPTY };
-        Self { jobs: Vec::new(), windows: vec![free; depth as usize], window_blocks, turn: 0 }
+    pub(crate) fn new(depth: u32, window_blocks: u32, num_blocks: u64, unit: u64) -> Self {
+        let windows = vec![FREE; depth as usize];
+        Self { jobs: Vec::new(), runs: Vec::new(), windows, window_blocks, num_blocks, unit, turn: 0 }
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -82,14 +139,41 @@ impl Copies {
         self.window_blocks
     }
 
-    /// Starts a job from the first block; one that exists starts again.
-    pub(crate) fn begin(&mut self, leg: LegId) {
-        self.jobs.retain(|j| j.leg != leg);
-        self.jobs.push(Job { leg, next: 0, copied: 0, active: 0, flush_sent: false });
+    fn units(&self) -> u32 {
+        u32::try_from(self.num_blocks.div_ceil(self.unit)).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn copied(&self, leg: LegId) -> u64 {
-        self.jobs.iter().find(|j| j.leg == leg).map_or(0, |j| j.copied)
+    fn range_of(&self, unit: u32) -> (u64, u64) {
+        let start = u64::from(unit) * self.unit;
+        (start, (start + self.unit).min(self.num_blocks))
+    }
+
+    fn blocks_of(&self, units: impl Iterator<Item = u32>) -> u64 {
+        units.map(|unit| self.range_of(unit)).map(|(start, end)| end - start).sum()
+    }
+
+    /// Starts a job: of everything, or of what [`Self::plan`] will say. One that exists starts again.
+    pub(crate) fn begin(&mut self, leg: LegId, everything: bool) {
+        self.jobs.retain(|j| j.leg != leg);
+        let todo = everything.then(|| RegionBits::full(self.units()));
+        let (unflushed, flushing) = (Vec::new(), Vec::new());
+        let total = if everything { self.num_blocks } else { 0 };
+        let (cursor, active, copied, flush_sent, last) = (0, 0, 0, false, false);
+        self.jobs.push(Job { leg, todo, cursor, active, copied, total, unflushed, flushing, flush_sent, last });
+    }
+
+    /// What a job has to copy is known.
+    pub(crate) fn plan(&mut self, leg: LegId, regions: RegionBits) {
+        let total = self.blocks_of(regions.iter());
+        if let Some(job) = self.job_mut(leg).filter(|j| j.todo.is_none()) {
+            job.total = total;
+            job.todo = Some(regions);
+        }
+    }
+
+    pub(crate) fn progress(&self, leg: LegId) -> CopyProgress {
+        let of = |j: &Job| CopyProgress { copied: j.copied, total: j.total, planned: j.todo.is_some() };
+        self.jobs.iter().find(|j| j.leg == leg).map(of).unwrap_or_default()
     }
 
     /// Forgets that a leg that left could not read.
@@ -110,25 +194,53 @@ impl Copies {
     fn job_mut(&mut self, leg: LegId) -> Option<&mut Job> {
         self.jobs.iter_mut().find(|j| j.leg == leg)
     }
+
+    /// A run's last window is done.
+    fn end_run(&mut self, run: usize) {
+        let Run { unit, targets, .. } = std::mem::take(&mut self.runs[run]);
+        let blocks = self.blocks_of(std::iter::once(unit));
+        for job in self.jobs.iter_mut().filter(|j| targets.contains(j.leg)) {
+            job.active -= 1;
+            job.copied += blocks;
+            job.unflushed.push(unit);
+        }
+    }
 }
 
 impl Core {
     /// Ends a leg's job and takes back its windows.
     pub(crate) fn end_copy(&mut self, leg: LegId) {
         self.copies.jobs.retain(|j| j.leg != leg);
+        self.copies.runs.iter_mut().for_each(|r| r.targets.remove(leg));
         for slot in 0..self.copies.windows.len() {
             let window = &mut self.copies.windows[slot];
-            if window.target != leg {
+            if !window.need.contains(leg) {
                 continue;
             }
-            let lock = window.lock.take();
-            window.stage = match window.stage {
-                Stage::Reading | Stage::Writing | Stage::Draining => Stage::Draining,
-                Stage::Free | Stage::Locking | Stage::Read | Stage::Write => Stage::Free,
-            };
-            if let Some(key) = lock {
-                self.release_lock(key);
+            window.need.remove(leg);
+            if window.need.is_empty() {
+                self.let_window_go(slot);
             }
+        }
+        // Nobody wants what was not begun yet.
+        for run in self.copies.runs.iter_mut().filter(|r| r.targets.is_empty()) {
+            run.next = run.end;
+        }
+    }
+
+    /// A window has no target any more, or all of them have it.
+    fn let_window_go(&mut self, slot: usize) {
+        let window = &mut self.copies.windows[slot];
+        let in_flight = window.stage == Stage::Reading || !window.sent.is_empty();
+        let (lock, run) = (window.lock.take(), window.run);
+        window.stage = if in_flight { Stage::Draining } else { Stage::Free };
+        let live = &mut self.copies.runs[run];
+        live.windows -= 1;
+        if live.is_free() {
+            self.copies.end_run(run);
+        }
+        if let Some(key) = lock {
+            self.release_lock(key);
         }
     }
 
@@ -145,35 +257,68 @@ impl Core {
         }
     }
 
-    /// Gives a free slot the next window of a job. False when no job wants one.
-    fn start_window(&mut self, slot: usize) -> bool {
-        let total = self.num_blocks;
-        let jobs = self.copies.jobs.len();
+    /// Legs that are copied to now. While closing, only the making-equal goes on: without it the close would not be clean.
+    fn copied_to(&self) -> LegMask {
         let running = self.life == Life::Running;
-        for step in 0..jobs {
-            let index = (self.copies.turn + step) % jobs;
-            let job = &mut self.copies.jobs[index];
-            // While closing, only the making-equal goes on: without it the close would not be clean.
-            let wanted = self.legs.get(job.leg).is_some_and(|l| l.is_sendable() && (running || l.unequal));
-            if !wanted || job.next >= total {
-                continue;
-            }
-            let blocks = u64::from(self.copies.window_blocks).min(total - job.next);
-            let (lba, target) = (job.next, job.leg);
-            job.next += blocks;
-            job.active += 1;
-            self.copies.turn = (index + 1) % jobs;
-            let owner = LockOwner::Copy(u32::try_from(slot).unwrap_or(u32::MAX));
-            let (key, granted) = self.locks.acquire(lba, lba + blocks, LockKind::Copy, owner);
-            let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-            self.copies.windows[slot] =
-                Window { stage: Stage::Locking, target, lba, blocks, lock: Some(key), tried: LegMask::EMPTY };
-            if granted {
-                self.ready.push_back(owner);
-            }
-            return true;
+        self.legs.mask(|l| l.is_sendable() && (running || l.unequal))
+    }
+
+    /// The run that has something left for these legs; else a new one.
+    fn choose_run(&mut self, wanted: LegMask) -> Option<usize> {
+        let copies = &mut self.copies;
+        if let Some(run) = copies.runs.iter().position(|r| r.next < r.end && !r.targets.and(wanted).is_empty()) {
+            return Some(run);
         }
-        false
+        let jobs = copies.jobs.len();
+        let next = |job: &Job| {
+            let todo = job.todo.as_ref().filter(|_| wanted.contains(job.leg))?;
+            todo.next(job.cursor).or_else(|| todo.next(0))
+        };
+        let at = |step: usize| (copies.turn + step) % jobs;
+        let (index, unit) = (0..jobs).map(at).find_map(|i| Some((i, next(&copies.jobs[i])?)))?;
+        copies.turn = (index + 1) % jobs;
+        copies.jobs[index].cursor = unit + 1;
+        let mut targets = LegMask::EMPTY;
+        for job in copies.jobs.iter_mut().filter(|j| wanted.contains(j.leg)) {
+            if let Some(todo) = job.todo.as_mut().filter(|t| t.contains(unit)) {
+                todo.remove(unit);
+                job.active += 1;
+                targets.insert(job.leg);
+            }
+        }
+        let (next, end) = copies.range_of(unit);
+        let fresh = Run { unit, next, end, targets, windows: 0 };
+        let free = copies.runs.iter().position(Run::is_free);
+        let run = free.unwrap_or(copies.runs.len());
+        match copies.runs.get_mut(run) {
+            Some(place) => *place = fresh,
+            None => copies.runs.push(fresh),
+        }
+        Some(run)
+    }
+
+    /// Gives a free slot the next window of a run. False when no job wants one.
+    fn start_window(&mut self, slot: usize) -> bool {
+        if self.copies.jobs.is_empty() {
+            return false;
+        }
+        let wanted = self.copied_to();
+        let Some(run) = self.choose_run(wanted) else { return false };
+        let window_blocks = u64::from(self.copies.window_blocks);
+        let live = &mut self.copies.runs[run];
+        let blocks = window_blocks.min(live.end - live.next);
+        let (lba, need) = (live.next, live.targets);
+        live.next += blocks;
+        live.windows += 1;
+        let owner = LockOwner::Copy(u32::try_from(slot).unwrap_or(u32::MAX));
+        let (key, granted) = self.locks.acquire(lba, lba + blocks, LockKind::Copy, owner);
+        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        self.copies.windows[slot] =
+            Window { stage: Stage::Locking, run, need, lba, blocks, lock: Some(key), ..FREE };
+        if granted {
+            self.ready.push_back(owner);
+        }
+        true
     }
 
     /// The window's range is locked.
@@ -186,30 +331,36 @@ impl Core {
         }
     }
 
-    /// Sends the window's next I/O, if its leg can take it.
+    /// Sends the window's next I/O, to legs that can take it.
     fn step_copy(&mut self, slot: u32, out: &mut Vec<Action>) {
         let Some(window) = self.copies.windows.get(slot as usize).copied() else { return };
-        let (leg, op, stage) = match window.stage {
+        let (range, payload, owner) =
+            ((window.lba, window.blocks), Payload::Copy(CopySlot(slot)), Owner::Copy { slot: CopySlot(slot) });
+        match window.stage {
             Stage::Read => {
                 let behind = self.behind_settled(window.lba, window.blocks);
-                match self.legs.choose_source(self.options.prefer_local, window.tried.or(behind)) {
-                    Some(source) => (source, Op::Read, Stage::Reading),
-                    None => return self.no_source(window),
+                // All members in turns: a local one alone would be read at its own speed.
+                let Some(source) = self.legs.choose_source(false, window.tried.or(behind)) else {
+                    return self.no_source(window);
+                };
+                self.copies.windows[slot as usize].stage = Stage::Reading;
+                self.send(source, owner, Op::Read, range, payload, out);
+            }
+            Stage::Writing => {
+                for leg in window.need.without(window.sent).iter() {
+                    if self.legs.get(leg).is_some_and(Leg::is_sendable) {
+                        self.copies.windows[slot as usize].sent.insert(leg);
+                        self.send(leg, owner, Op::Write { fua: false }, range, payload, out);
+                    }
                 }
             }
-            Stage::Write if self.legs.get(window.target).is_some_and(Leg::is_sendable) => {
-                (window.target, Op::Write { fua: false }, Stage::Writing)
-            }
-            _ => return,
-        };
-        self.copies.windows[slot as usize].stage = stage;
-        let slot = CopySlot(slot);
-        self.send(leg, Owner::Copy { slot }, op, (window.lba, window.blocks), Payload::Copy(slot), out);
+            _ => {}
+        }
     }
 
-    /// No member is up that has not failed this window. Those that are lost may come back; else the job ends.
+    /// No member is up that has not failed this window. Those that are lost may come back; else the jobs end.
     fn no_source(&mut self, window: Window) {
-        if self.legs.get(window.target).is_some_and(|l| l.unequal) {
+        if window.need.iter().any(|id| self.legs.get(id).is_some_and(|l| l.unequal)) {
             // The target has every acknowledged write too: it is the source that goes, and another one is chosen.
             for leg in window.tried.iter() {
                 self.eject_or_drop(leg, DropReason::NoSource);
@@ -218,7 +369,9 @@ impl Core {
         }
         let may_come = self.legs.mask(|l| l.role == Role::Member && l.eject.is_none() && !l.unequal);
         if may_come.without(window.tried).is_empty() {
-            self.eject_or_drop(window.target, DropReason::NoSource);
+            for target in window.need.iter() {
+                self.eject_or_drop(target, DropReason::NoSource);
+            }
         }
     }
 
@@ -230,9 +383,11 @@ impl Core {
         out: &mut Vec<Action>,
     ) {
         let Some(window) = self.copies.windows.get_mut(slot.0 as usize) else { return };
+        let written = window.sent.contains(leg);
+        window.sent.remove(leg);
         match (window.stage, result) {
-            (Stage::Draining, _) => window.stage = Stage::Free,
-            (Stage::Reading, Ok(())) => window.stage = Stage::Write,
+            (Stage::Draining, _) if window.sent.is_empty() => window.stage = Stage::Free,
+            (Stage::Reading, Ok(())) => window.stage = Stage::Writing,
             (Stage::Reading, Err(LegError::Gone)) => window.stage = Stage::Read,
             (Stage::Reading, Err(error)) => {
                 window.stage = Stage::Read;
@@ -240,12 +395,14 @@ impl Core {
                 let (lba, blocks) = (window.lba, window.blocks);
                 out.push(Action::Event(Event::ReadFailed { leg, lba, blocks, error }));
             }
-            (Stage::Writing, Ok(())) => return self.window_copied(slot, out),
-            (Stage::Writing, Err(LegError::Gone)) => window.stage = Stage::Write,
-            (Stage::Writing, Err(error)) => {
-                window.stage = Stage::Write;
-                let target = window.target;
-                self.eject_or_drop(target, DropReason::CopyFailed(error));
+            (Stage::Writing, Ok(())) if written => {
+                window.need.remove(leg);
+                if window.need.is_empty() {
+                    return self.window_copied(slot, out);
+                }
+            }
+            (Stage::Writing, Err(error)) if written && error != LegError::Gone => {
+                self.eject_or_drop(leg, DropReason::CopyFailed(error));
             }
             _ => {}
         }
@@ -253,22 +410,23 @@ impl Core {
     }
 
     fn window_copied(&mut self, slot: CopySlot, out: &mut Vec<Action>) {
-        let total = self.num_blocks;
-        let window = &mut self.copies.windows[slot.0 as usize];
-        window.stage = Stage::Free;
-        let (target, blocks, lock) = (window.target, u64::from(window.blocks), window.lock.take());
-        if let Some(key) = lock {
-            self.release_lock(key);
-        }
-        if let Some(job) = self.copies.job_mut(target) {
-            let step = |copied: u64| u128::from(copied) * u128::from(PROGRESS_STEPS) / u128::from(total);
-            let before = step(job.copied);
-            job.copied += blocks;
-            job.active -= 1;
-            if step(job.copied) != before {
-                out.push(Action::Progress { leg: target, copied: job.copied, total });
+        let run = self.copies.windows[slot.0 as usize].run;
+        let targets = self.copies.runs[run].targets;
+        let step = |p: CopyProgress| u128::from(p.copied) * u128::from(PROGRESS_STEPS) / u128::from(p.total.max(1));
+        for leg in targets.iter() {
+            let before = self.copies.progress(leg);
+            let windows = self.copies.runs[run].windows;
+            let done = self.copies.runs[run].next == self.copies.runs[run].end && windows == 1;
+            let after = CopyProgress { copied: before.copied + if done { self.run_blocks(run) } else { 0 }, ..before };
+            if step(after) != step(before) {
+                out.push(Action::Progress { leg, copied: after.copied, total: after.total });
             }
         }
+        self.let_window_go(slot.0 as usize);
+    }
+
+    fn run_blocks(&self, run: usize) -> u64 {
+        self.copies.blocks_of(std::iter::once(self.copies.runs[run].unit))
     }
 
     /// Ends jobs of legs that failed (one that may not leave yet must not keep the windows), and looks at every
@@ -284,25 +442,39 @@ impl Core {
         }
     }
 
-    /// A job that has copied everything: flush its leg.
+    /// A job that has copied everything, or enough to note it: flush its leg.
     fn flush_copied(&mut self, index: usize, out: &mut Vec<Action>) {
-        let Some(job) = self.copies.jobs.get_mut(index) else { return };
-        if job.next < self.num_blocks || job.active > 0 || job.flush_sent {
+        let Some(job) = self.copies.jobs.get_mut(index).filter(|j| !j.flush_sent) else { return };
+        let last = job.active == 0 && job.todo.as_ref().is_some_and(RegionBits::is_empty);
+        let Some(leg) = self.legs.get_mut(job.leg).filter(|l| l.is_sendable()) else { return };
+        if !last && (leg.meta.is_none() || job.unflushed.len() < TAKE_OVER_REGIONS) {
             return;
         }
-        let Some(leg) = self.legs.get_mut(job.leg).filter(|l| l.is_sendable()) else { return };
-        if leg.role == Role::Copying {
+        if last && leg.role == Role::Copying {
             leg.role = Role::Flushing;
         }
-        job.flush_sent = true;
+        (job.flush_sent, job.last) = (true, last);
+        std::mem::swap(&mut job.unflushed, &mut job.flushing);
         let target = job.leg;
         self.send(target, Owner::JoinFlush, Op::Flush, (0, 0), Payload::None, out);
     }
 
     pub(crate) fn join_flush_done(&mut self, id: LegId, result: Result<(), LegError>, _out: &mut Vec<Action>) {
         let Some(job) = self.copies.job_mut(id).filter(|j| j.flush_sent) else { return };
+        job.flush_sent = false;
         match result {
             Ok(()) => {
+                let last = job.last;
+                let mut flushed = std::mem::take(&mut job.flushing);
+                self.take_over_stamps(id, &flushed);
+                flushed.clear();
+                self.rescan = true;
+                if !last {
+                    if let Some(job) = self.copies.job_mut(id) {
+                        job.flushing = flushed; // Its room is used again.
+                    }
+                    return;
+                }
                 self.copies.jobs.retain(|j| j.leg != id);
                 if let Some(leg) = self.legs.get_mut(id) {
                     leg.unequal = false;
@@ -310,9 +482,11 @@ impl Core {
                         leg.role = Role::Admitted;
                     }
                 }
-                self.rescan = true;
             }
-            Err(LegError::Gone) => job.flush_sent = false,
+            Err(LegError::Gone) => {
+                let mut again = std::mem::take(&mut job.flushing);
+                job.unflushed.append(&mut again);
+            }
             Err(error) => {
                 self.eject_or_drop(id, DropReason::CopyFailed(error));
             }
@@ -330,14 +504,14 @@ impl Core {
             unequal.iter().for_each(|id| self.end_copy(id));
             // A write to one that stays is still in flight: it must not land on what is read or written after it.
             let stays = self.legs.mask(staying);
-            if self.copies.windows.iter().any(|w| w.stage == Stage::Draining && stays.contains(w.target)) {
+            if self.copies.windows.iter().any(|w| w.stage == Stage::Draining && !stays.and(w.sent).is_empty()) {
                 return;
             }
             let ready = |l: &&Leg| staying(l) && l.is_up();
             let Some(source) = self.legs.iter().find(ready).map(|l| l.id) else { return };
             for id in unequal.iter() {
                 if id != source {
-                    self.copies.begin(id);
+                    self.copies.begin(id, true);
                 }
             }
             if let Some(leg) = self.legs.get_mut(source) {

@@ -4,6 +4,7 @@ use crate::config::{Config, ReplicaId};
 use crate::core::{Core, Life};
 use crate::events::{IoId, LegId, Nanos};
 use crate::legs::{Leg, Role};
+use crate::rebuild::CopyProgress;
 use crate::wib::Wib;
 
 /// What the core looks like from outside, for status reports.
@@ -23,8 +24,8 @@ pub struct Status {
     pub held_reads: usize,
     /// Hosts that were attached before it was opened have to detach (rule 1).
     pub hosts_must_detach: bool,
-    /// Rebuilds: leg, replica, blocks copied.
-    pub rebuilds: Vec<(LegId, ReplicaId, u64)>,
+    /// Rebuilds under way.
+    pub rebuilds: Vec<Rebuild>,
     /// Legs whose connection is lost.
     pub lost: Vec<LegId>,
     /// Members that have failed and are to leave, as soon as `S` may shrink.
@@ -39,6 +40,21 @@ pub struct Status {
     pub full_passes: u64,
     /// Stopped or closed.
     pub finished: bool,
+}
+
+/// A rebuild from outside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rebuild {
+    /// Which leg.
+    pub leg: LegId,
+    /// Which replica.
+    pub replica: ReplicaId,
+    /// Blocks of regions that were copied.
+    pub copied: u64,
+    /// Blocks of all regions that have to be copied; 0 until that is known.
+    pub total: u64,
+    /// Blocks that need not be copied, as they did not change while the replica was away.
+    pub skipped: u64,
 }
 
 impl Core {
@@ -85,7 +101,11 @@ impl Core {
     /// What it looks like from outside.
     #[must_use]
     pub fn status(&self) -> Status {
-        let copied = |leg: &Leg| (leg.id, leg.replica.clone(), self.copies.copied(leg.id));
+        let rebuild = |leg: &Leg| {
+            let CopyProgress { copied, total, planned } = self.copies.progress(leg.id);
+            let skipped = if planned { self.num_blocks - total } else { 0 };
+            Rebuild { leg: leg.id, replica: leg.replica.clone(), copied, total, skipped }
+        };
         Status {
             config: self.gate.config.clone(),
             inflight: self.host.len(),
@@ -94,7 +114,7 @@ impl Core {
             equalising: self.barrier.is_some(),
             held_reads: self.lease.held,
             hosts_must_detach: self.hosts_must_detach,
-            rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(copied).collect(),
+            rebuilds: self.legs.iter().filter(|l| l.is_mirrored_joiner() || l.unequal).map(rebuild).collect(),
             lost: self.legs.iter().filter(|l| !l.is_up() && l.role != Role::Dropped).map(|l| l.id).collect(),
             leaving: self.legs.iter().filter(|l| l.role == Role::Member && l.is_failed()).map(|l| l.id).collect(),
             inherited_regions: self.inherited_left(),

@@ -22,8 +22,10 @@
 //! *When things fail.* A command that touches more regions than the table may hold gets them all: the table grows for it,
 //! but only while it has not grown already. So it never holds more than its bound and the regions of one command.
 
+use crate::config::Epoch;
 use crate::events::Nanos;
-use crate::meta::{BITS_PER_BLOCK, Geometry, RegionBits};
+use crate::stamps::Stamps;
+use crate::meta::{BITS_PER_BLOCK, Geometry, RegionBits, STAMPS_PER_BLOCK};
 
 /// One live region.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +35,9 @@ struct Live {
     writes: u32,
     /// Version of the bitmap block in which the bit was set.
     needs: u64,
-    /// The bit is durable wherever it must be.
+    /// Version of its block of stamps with its stamp.
+    needs_stamps: u64,
+    /// Bit and stamp are durable wherever they must be.
     ready: bool,
     /// Its bit clears when the flush under way is done.
     cooling: bool,
@@ -50,6 +54,8 @@ pub(crate) struct Wib {
     versions: Vec<u64>,
     pub(crate) inherited: RegionBits,
     pub(crate) inherited_left: u32,
+    /// When regions were changed last.
+    pub(crate) stamps: Stamps,
     /// Place of a region in `live` plus one; 0 is cold.
     index: Vec<u32>,
     live: Vec<Live>,
@@ -66,8 +72,9 @@ pub(crate) struct Wib {
 }
 
 impl Wib {
-    pub(crate) fn new(geometry: Geometry, inherited: RegionBits, live_max: u32) -> Self {
+    pub(crate) fn new(geometry: Geometry, inherited: RegionBits, live_max: u32, epoch: Epoch) -> Self {
         Self {
+            stamps: Stamps::new(&geometry, epoch),
             bits: inherited.clone(),
             versions: vec![1; geometry.bits_blocks() as usize],
             inherited_left: inherited.count(),
@@ -82,6 +89,16 @@ impl Wib {
             keeps_cooling: false,
             ready_at_once: false,
         }
+    }
+
+    /// Stamps what is inherited.
+    pub(crate) fn stamp_inherited(&mut self) {
+        self.inherited.iter().for_each(|region| self.stamps.stamp(region));
+    }
+
+    /// Who gets writes changes, or the record does (rule 9).
+    pub(crate) fn advance_stamps(&mut self, number: u64) {
+        self.stamps.advance(number, &self.bits);
     }
 
     pub(crate) fn live_len(&self) -> u32 {
@@ -167,9 +184,11 @@ impl Wib {
                 let block = region / BITS_PER_BLOCK;
                 self.bits.insert(region);
                 self.versions[block as usize] += 1;
-                let needs = self.versions[block as usize];
+                self.stamps.stamp(region);
+                let (needs, needs_stamps) = (self.versions[block as usize], self.stamps.version_of(region));
                 let ready = self.ready_at_once;
-                let place = self.insert(Live { region, writes: 0, needs, ready, cooling: false, last_write: now });
+                let fresh = Live { region, writes: 0, needs, needs_stamps, ready, cooling: false, last_write: now };
+                let place = self.insert(fresh);
                 if !ready {
                     self.pending.push(place);
                 }
@@ -198,14 +217,15 @@ impl Wib {
         (first..=last).all(|r| self.place(r).is_some_and(|p| self.live[p].ready))
     }
 
-    /// Makes regions ready whose bits are durable; `durable` is the version that every leg has of a bitmap block.
-    /// True when at least one became ready.
-    pub(crate) fn settle(&mut self, durable: impl Fn(u32) -> u64) -> bool {
+    /// Makes regions ready whose bits and stamps are durable; `durable` and `stamped` are the versions that every leg has of a
+    /// bitmap block and of a block of stamps. True when at least one became ready.
+    pub(crate) fn settle(&mut self, durable: impl Fn(u32) -> u64, stamped: impl Fn(u32) -> u64) -> bool {
         let before = self.pending.len();
         let live = &mut self.live;
         self.pending.retain(|place| {
             let entry = &mut live[*place as usize];
-            entry.ready = durable(entry.region / BITS_PER_BLOCK) >= entry.needs;
+            entry.ready = durable(entry.region / BITS_PER_BLOCK) >= entry.needs
+                && stamped(entry.region / STAMPS_PER_BLOCK) >= entry.needs_stamps;
             !entry.ready
         });
         self.pending.len() != before
@@ -229,7 +249,9 @@ impl Wib {
         if self.inherited.contains(region) {
             self.inherited.remove(region);
             self.inherited_left -= 1;
-            self.insert(Live { region, writes: 0, needs: 0, ready: true, cooling: false, last_write: now });
+            // Its stamp is on its way since the volume was opened; nothing clears before it is there.
+            let (needs, needs_stamps) = (0, 0);
+            self.insert(Live { region, writes: 0, needs, needs_stamps, ready: true, cooling: false, last_write: now });
         }
     }
 
@@ -309,7 +331,7 @@ mod tests {
         let geometry = Geometry::new(64, 4).unwrap();
         let mut bits = RegionBits::empty(16);
         inherited.iter().for_each(|r| bits.insert(*r));
-        Wib::new(geometry, bits, max)
+        Wib::new(geometry, bits, max, Epoch(1))
     }
 
     fn regions(wib: &Wib) -> Vec<u32> {
@@ -322,8 +344,8 @@ mod tests {
         assert!(!w.begin_write((3, 3), 1));
         w.mark((3, 3), 1);
         assert_eq!((regions(&w), w.version(0)), (vec![3], 2));
-        assert!(!w.settle(|_| 1) && !w.is_ready((3, 3)));
-        assert!(w.settle(|_| 2) && w.is_ready((3, 3)));
+        assert!(!w.settle(|_| 1, |_| u64::MAX) && !w.is_ready((3, 3)));
+        assert!(w.settle(|_| 2, |_| u64::MAX) && w.is_ready((3, 3)));
         assert!(w.begin_write((3, 3), 2), "hot");
         assert!(!w.begin_write((3, 4), 2), "4 is cold");
     }
@@ -332,7 +354,7 @@ mod tests {
     fn rule_18_a_bit_clears_only_when_no_write_began_since_the_flush_did() {
         let mut w = wib(&[], 8);
         w.mark((1, 2), 1);
-        w.settle(|_| 9);
+        w.settle(|_| 9, |_| u64::MAX);
         assert_eq!(w.cool(1, false), 0, "a write is in flight");
         w.end_write((1, 2));
         assert_eq!(w.cool(0, false), 0, "not idle for long enough");
@@ -346,12 +368,12 @@ mod tests {
     fn rule_18_a_region_cleared_and_written_again_needs_a_newer_version() {
         let mut w = wib(&[], 8);
         w.mark((1, 1), 1);
-        w.settle(|_| 2);
+        w.settle(|_| 2, |_| u64::MAX);
         w.end_write((1, 1));
         w.cool(1, false);
         assert_eq!((w.clear_cooled(), w.version(0)), (1, 3));
         w.mark((1, 1), 5);
-        assert!(!w.settle(|_| 3) && w.settle(|_| 4));
+        assert!(!w.settle(|_| 3, |_| u64::MAX) && w.settle(|_| 4, |_| u64::MAX));
     }
 
     #[test]
@@ -373,7 +395,7 @@ mod tests {
         let mut w = wib(&[], 4);
         for region in 0..4 {
             w.mark((region, region), 10 + u64::from(region));
-            w.settle(|_| 99);
+            w.settle(|_| 99, |_| u64::MAX);
             w.end_write((region, region));
         }
         assert!(
@@ -394,7 +416,7 @@ mod tests {
         assert!(w.has_room((0, 5)));
         w.mark((0, 5), 1);
         assert!(!w.has_room((6, 11)), "another large one waits until the table has shrunk");
-        w.settle(|_| 99);
+        w.settle(|_| 99, |_| u64::MAX);
         w.end_write((0, 5));
         while w.cool(0, true) > 0 && w.live_len() > 4 {
             w.clear_cooled();
@@ -457,7 +479,7 @@ mod tests {
                         w.end_write(range);
                     }
                     Step::End(_) => {}
-                    Step::Settle => { let version = w.version(0); w.settle(|_| version); }
+                    Step::Settle => { let version = w.version(0); w.settle(|_| version, |_| u64::MAX); }
                     Step::Cool => { began.clear(); w.cool(now, false); }
                     Step::Clear => {
                         let before: BTreeSet<u32> = w.bits.iter().collect();

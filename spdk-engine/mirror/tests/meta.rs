@@ -3,7 +3,7 @@
 
 use mirror_core::meta::{
     BITS_PER_BLOCK, Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, STAMPS_PER_BLOCK, Superblock,
-    decode_bits, decode_stamps, encode_bits, encode_stamps, newest_superblock,
+    Stamp, decode_bits, decode_stamps, encode_bits, encode_stamps, newest_superblock,
 };
 use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
 use proptest::prelude::*;
@@ -134,9 +134,9 @@ proptest! {
     fn stamps_are_read_as_they_were_written(
         stamps in proptest::collection::vec(any::<u64>(), 0..STAMPS_PER_BLOCK as usize), block in 0u32..2081, bad in 0usize..8,
     ) {
-        let stamps: Vec<ConfigNumber> = stamps.into_iter().map(ConfigNumber).collect();
+        let stamps: Vec<Stamp> = stamps.into_iter().map(|s| Stamp::new(Epoch(s >> 32), s as u32)).collect();
         let mut bytes = Vec::new();
-        encode_stamps(&stamps, block, &mut bytes);
+        encode_stamps(stamps.iter().copied(), block, &mut bytes);
         let read = decode_stamps(block, &bytes);
         for (i, found) in read.iter().enumerate() {
             prop_assert_eq!(*found, Some(stamps.get(i).copied().unwrap_or_default()));

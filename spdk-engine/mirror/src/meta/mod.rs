@@ -15,8 +15,8 @@
 //! | 4..8 | number of the sector in its area; the top bit is set in the area of stamps |
 //! | 8..512 | 4032 bits of regions (lowest bit of the lowest byte first), or 63 stamps of 8 bytes |
 //!
-//! A set bit says: members may differ in this region. A stamp is the configuration number `k` of a region's last
-//! change. A bad sector counts as all bits set, never as none; a bad stamp as unknown.
+//! A set bit says: members may differ in this region. A stamp says when a region was changed last ([`Stamp`]). A bad
+//! sector counts as all bits set, never as none; a bad stamp as unknown.
 //!
 //! *Invariants.* The layout follows from the volume's size and region size alone ([`Geometry`]). A region is a power of
 //! two of blocks, and there are at most [`REGIONS_MAX`]. Decoding never panics, whatever the bytes.
@@ -29,7 +29,7 @@ mod stamps;
 mod superblock;
 
 pub use bits::{BITS_PER_BLOCK, RegionBits, decode_bits, encode_bits};
-pub use stamps::{STAMPS_PER_BLOCK, decode_stamps, encode_stamps};
+pub use stamps::{STAMPS_PER_BLOCK, Stamp, decode_stamps, encode_stamps};
 pub use superblock::{INSTANCE_BYTES_MAX, ReplicaState, Superblock, newest_superblock};
 
 /// Bytes of a meta block.

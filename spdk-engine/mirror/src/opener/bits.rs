@@ -256,6 +256,7 @@ impl Opener {
         let regions = geometry?.regions();
         let used = self.equalise_from.is_none() && legs.iter().any(|l| l.meta);
         let inherited = self.inherited.take();
-        used.then(|| MetaInit { inherited: inherited.unwrap_or_else(|| RegionBits::empty(regions)) })
+        let served = self.served;
+        used.then(|| MetaInit { inherited: inherited.unwrap_or_else(|| RegionBits::empty(regions)), served })
     }
 }

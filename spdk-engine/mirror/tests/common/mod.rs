@@ -3,7 +3,7 @@
 
 pub mod opening;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mirror_core::MetaInit;
@@ -109,7 +109,7 @@ pub fn regions(set: &[u32]) -> RegionBits {
 /// All replicas have a meta area; these regions are inherited.
 pub fn with_bits(in_sync: &[&str], rebuilding: &[&str], min: u32, inherited: &[u32]) -> OpenParams {
     let mut params = params(in_sync, rebuilding, min);
-    params.meta = Some(MetaInit { inherited: regions(inherited) });
+    params.meta = Some(MetaInit { inherited: regions(inherited), served: Some(Epoch(4)) });
     params.legs.iter_mut().for_each(|l| l.meta = true);
     params.options.region_blocks = REGION;
     params
@@ -151,6 +151,8 @@ pub struct Bench {
     /// Probes of the lease; answered at once unless `hold_probes`.
     pub probes: Vec<Io>,
     pub hold_probes: bool,
+    /// The meta area of each leg.
+    pub disks: BTreeMap<LegId, Vec<u8>>,
     next_host: u64,
 }
 
@@ -172,6 +174,7 @@ impl Bench {
             wake: None,
             probes: Vec::new(),
             hold_probes: false,
+            disks: BTreeMap::new(),
             next_host: 0,
         };
         bench.input(Input::Tick);
@@ -236,10 +239,17 @@ impl Bench {
     pub fn finish_meta(&mut self, meta: &Meta, result: Result<(), LegError>) {
         self.metas.retain(|other| other.io != meta.io);
         let (leg, io) = (meta.leg, meta.io);
+        let disk = self.disks.entry(leg).or_insert_with(|| vec![0; 64 * META_BLOCK_BYTES]);
         match (&meta.op, result) {
-            (MetaOp::Read { blocks, .. }, Ok(())) => {
-                let data = Arc::from(vec![0; *blocks as usize * META_BLOCK_BYTES]);
+            (MetaOp::Read { block, blocks }, Ok(())) => {
+                let at = *block as usize * META_BLOCK_BYTES;
+                let data = Arc::from(&disk[at..at + *blocks as usize * META_BLOCK_BYTES]);
                 self.input(Input::MetaRead { leg, io, data });
+            }
+            (MetaOp::Write { block, data }, Ok(())) => {
+                let at = *block as usize * META_BLOCK_BYTES;
+                disk[at..at + data.len()].copy_from_slice(data);
+                self.input(Input::LegDone { leg, io, result });
             }
             (_, result) => self.input(Input::LegDone { leg, io, result }),
         }

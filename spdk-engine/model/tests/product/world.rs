@@ -291,7 +291,7 @@ impl World {
             equalise_from: None,
             flushed: true,
             hosts_must_detach: false,
-            meta: bounds.bits.then(|| MetaInit { inherited: RegionBits::empty(1) }),
+            meta: bounds.bits.then(|| MetaInit { inherited: RegionBits::empty(1), served: None }),
             options: world.options(),
         };
         world.engines[0] = Some(Process::new(instance, Epoch(1), Job::Finished));
