@@ -31,8 +31,8 @@ use crate::events::{Action, DropReason, Event, IoId, LegError, LegId, MetaOp, Na
 use crate::legs::{IoEntry, Leg, LegMask, MetaPart, Owner, Role};
 use crate::legstamps::LegStamps;
 use crate::meta::{
-    Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, decode_bits, encode_bits,
-    newest_superblock,
+    Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, SUPERBLOCK_SLOTS, Superblock, decode_bits,
+    encode_bits, newest_superblock,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -317,7 +317,11 @@ impl Core {
     fn send_superblock(&mut self, id: LegId, out: &mut Vec<Action>) {
         let version = self.meta.version;
         let Some(meta) = self.meta_of(id) else { return };
-        if !meta.has_bits() || !meta.stamps.is_complete() || meta.superblock.sent != 0 || meta.superblock.durable >= version {
+        if !meta.has_bits()
+            || !meta.stamps.is_complete()
+            || meta.superblock.sent != 0
+            || meta.superblock.durable >= version
+        {
             return;
         }
         let sequence = meta.sequence + 1;

@@ -36,7 +36,10 @@ const RUN_MAX: u32 = 64;
 enum Area {
     Unread,
     /// Up to that block it is read; the next piece is asked for or not.
-    Reading { next: u32, asked: bool },
+    Reading {
+        next: u32,
+        asked: bool,
+    },
     Read,
 }
 
@@ -286,7 +289,9 @@ impl Core {
 
     /// A read of stamps is done.
     pub(crate) fn stamps_read(&mut self, id: LegId, (first, count): (u32, u32), read: Result<Arc<[u8]>, LegError>) {
-        let Some((blocks, regions)) = self.wib.as_ref().map(|w| (w.stamps.blocks(), w.geometry.regions())) else { return };
+        let Some((blocks, regions)) = self.wib.as_ref().map(|w| (w.stamps.blocks(), w.geometry.regions())) else {
+            return;
+        };
         let Some(meta) = self.meta_of(id) else { return };
         let Ok(data) = read else {
             meta.stamps.area = Area::Unread;
@@ -305,7 +310,8 @@ impl Core {
         meta.stamps.area = Area::Read;
         let held = std::mem::take(&mut meta.stamps.held);
         let counts = meta.stamps.origin == Origin::Current;
-        if counts && self.legs.get(id).is_some_and(|l| l.role == Role::Member)
+        if counts
+            && self.legs.get(id).is_some_and(|l| l.role == Role::Member)
             && let Some(wib) = self.wib.as_mut()
         {
             wib.stamps.merge(&held);

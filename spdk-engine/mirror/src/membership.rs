@@ -448,6 +448,9 @@ impl Core {
 
     fn committed(&mut self, reason: SwapReason, out: &mut Vec<Action>) {
         let config = self.gate.config.clone();
+        if reason == SwapReason::Join {
+            self.refresh_grace(self.now); // Those that were lost together are not judged by the time before.
+        }
         let gone = self.legs.mask(|l| l.role == Role::Member && !config.in_sync.contains(&l.replica));
         for id in gone.iter() {
             self.note_gone(id);

@@ -313,8 +313,7 @@ impl Core {
         let owner = LockOwner::Copy(u32::try_from(slot).unwrap_or(u32::MAX));
         let (key, granted) = self.locks.acquire(lba, lba + blocks, LockKind::Copy, owner);
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        self.copies.windows[slot] =
-            Window { stage: Stage::Locking, run, need, lba, blocks, lock: Some(key), ..FREE };
+        self.copies.windows[slot] = Window { stage: Stage::Locking, run, need, lba, blocks, lock: Some(key), ..FREE };
         if granted {
             self.ready.push_back(owner);
         }

@@ -24,8 +24,8 @@
 
 use crate::config::Epoch;
 use crate::events::Nanos;
-use crate::stamps::Stamps;
 use crate::meta::{BITS_PER_BLOCK, Geometry, RegionBits, STAMPS_PER_BLOCK};
+use crate::stamps::Stamps;
 
 /// One live region.
 #[derive(Debug, Clone, Copy)]

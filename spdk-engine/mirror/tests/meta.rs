@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use mirror_core::meta::{
-    BITS_PER_BLOCK, Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, STAMPS_PER_BLOCK, Superblock,
-    Stamp, decode_bits, decode_stamps, encode_bits, encode_stamps, newest_superblock,
+    BITS_PER_BLOCK, Geometry, META_BLOCK_BYTES, MetaError, RegionBits, ReplicaState, STAMPS_PER_BLOCK, Stamp,
+    Superblock, decode_bits, decode_stamps, encode_bits, encode_stamps, newest_superblock,
 };
 use mirror_core::{Config, ConfigNumber, EngineInstance, Epoch, Lineage, ReplicaId, VolumeId};
 use proptest::prelude::*;

@@ -55,6 +55,15 @@ impl Arbiter {
 }
 
 impl World {
+    /// An engine's swap.
+    pub(crate) fn swap(&mut self, expect: &ConfigVersion, next: Config) -> Result<Option<SwapOutcome>, String> {
+        let before = self.arbiter.record.clone();
+        let outcome = self.arbiter.swap(expect, next);
+        let after = self.arbiter.record.clone();
+        self.note_record(&before, &after);
+        outcome
+    }
+
     /// The arbiter is restored from an old copy, or loses the record.
     pub(crate) fn restore_arbiter(&mut self) {
         // What never carried a superblock is beyond the simulated recovery: an operator would be asked.
@@ -154,6 +163,7 @@ impl World {
             }
             self.arbiter.lineages.insert(record.lineage.clone());
             self.arbiter.record = record;
+            self.note_unknown(None);
         }
         self.arbiter.recoveries += 1;
         self.outcome.recoveries += 1;

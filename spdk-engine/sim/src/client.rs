@@ -17,6 +17,7 @@ use mirror_core::{HostError, HostId, HostResult, Op};
 use crate::engine::Process;
 use crate::faults::MS;
 use crate::history::Stamp;
+use crate::rng::Rng;
 use crate::world::{BLOCKS, CLIENTS, EngineRef, Event, HostConn, ToEngine, World};
 
 /// Numbers from here on are commands given to an engine that was replaced; nobody may ever hear of them.
@@ -51,6 +52,10 @@ pub(crate) struct ClientOp {
     ghosts: Vec<u64>,
 }
 
+/// How long hosts write near one place, and how far around it.
+const STRETCH_NS: u64 = 150 * MS;
+const STRETCH_BLOCKS: u64 = 6;
+
 impl World {
     /// A host thinks of something to do.
     pub(crate) fn client_step(&mut self, client: usize) {
@@ -74,8 +79,15 @@ impl World {
         // Half of the commands meet on few blocks.
         let space = if self.rng.permille(500) { 6 } else { BLOCKS };
         let lba = self.rng.range(0, space);
+        let lba = if self.wanders && op.changes_blocks() { self.wander(lba) } else { lba };
         let blocks = self.rng.range(1, if reader { 2 } else { 5 }).min(BLOCKS - lba);
         self.begin(client, op, lba, u32::try_from(blocks).unwrap_or(1));
+    }
+
+    /// Brings a block near to where hosts write at this time.
+    fn wander(&self, lba: u64) -> u64 {
+        let stretch = Rng::new(self.scenario.seed ^ (self.now / STRETCH_NS)).range(0, BLOCKS);
+        (stretch + lba % STRETCH_BLOCKS) % BLOCKS
     }
 
     pub(crate) fn begin(&mut self, client: usize, op: Op, lba: u64, blocks: u32) {

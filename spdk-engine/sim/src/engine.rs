@@ -297,6 +297,9 @@ impl World {
                     process.host_values.insert(id, value); // Captured once (rule 4).
                 }
                 if matches!(self.process(to).map(|p| &p.job), Some(Job::Serving(_))) {
+                    if op.changes_blocks() {
+                        self.note_change(lba, blocks);
+                    }
                     self.feed_core(to, Input::Host { id, op, lba, blocks });
                 } else {
                     self.host_done(to, id, Err(mirror_core::HostError::PathGone), None);
@@ -469,6 +472,12 @@ impl World {
         if let Some(meta) = &params.meta {
             self.outcome.inherited += u64::from(meta.inherited.count());
             self.outcome.inherited_of += u64::from(meta.inherited.len());
+            self.note_dirty(&meta.inherited.clone());
+        }
+        // What such a member lacks nobody knows; without a member's meta area nobody knows when anything changed.
+        let tells = |l: &mirror_core::LegInit| l.meta && params.config.in_sync.contains(&l.replica);
+        if params.legs.iter().any(|l| l.changed) || !params.legs.iter().any(tells) {
+            self.note_unknown(None);
         }
         let legs = params.legs.clone();
         let core = match Core::open(params) {
@@ -585,6 +594,7 @@ impl World {
                     && process.leg_of(replica).is_none()
                 {
                     let leg = process.free_leg();
+                    process.alone = false;
                     process.instances.insert(replica, instance.clone());
                     process.legs.insert(leg, LegState { replica, conn, dropped: false, meta });
                     let local = replica == me.node;
@@ -818,6 +828,9 @@ impl World {
         }
         if let (true, Payload::Copy(slot)) = (self.scenario.check_bits, payload) {
             self.check_copy(me, slot, range);
+        }
+        if let (true, Payload::Copy(slot)) = (op.changes_blocks(), payload) {
+            self.check_delta(me, leg, slot, range);
         }
         self.send_replica(me, state.replica, ToReplica::Io { conn, epoch, io, leg, op, lba, data });
     }

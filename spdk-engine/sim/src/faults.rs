@@ -21,6 +21,9 @@ pub struct Fault {
 pub enum FaultKind {
     /// A replica's process dies and comes back; writes in flight may be half done.
     ReplicaCrash(usize),
+    /// A replica is away for long. Meanwhile another one is away for a moment and is rebuilt, and then the third one dies
+    /// together with the active engine: so that the first is rebuilt by what the second took over.
+    InTurns(usize),
     /// A replica's machine loses power: a disk with a volatile cache loses or tears what was not flushed.
     PowerLoss(usize),
     /// All machines with replicas lose power, and so does that of the active engine.
@@ -79,7 +82,7 @@ pub(crate) fn draw(
     let mut faults: Vec<Fault> = (0..count)
         .map(|_| {
             let (engine, replica) = (rng.index(engines), rng.index(replicas));
-            let kind = match rng.range(0, 52) {
+            let kind = match rng.range(0, 55) {
                 0..=5 => FaultKind::ReplicaCrash(replica),
                 6..=8 => FaultKind::Cut(engine, replica),
                 9 => FaultKind::CutAll(engine),
@@ -103,7 +106,8 @@ pub(crate) fn draw(
                 43 => FaultKind::Delete(replica),
                 44..=45 => FaultKind::ManagerAway,
                 46..=47 => FaultKind::PartedOpenerDies(replica),
-                _ => FaultKind::HostBreak(rng.index(hosts)),
+                48..=51 => FaultKind::HostBreak(rng.index(hosts)),
+                _ => FaultKind::InTurns(replica),
             };
             let long = rng.permille(300);
             let for_ns = rng.range(2 * MS, if long { 900 * MS } else { 150 * MS });

@@ -16,6 +16,7 @@
 //! - Data of a write is sent only when the write-intent bits of its regions are set on the disks of all recorded
 //!   members (rules 9 and 18), a bit is cleared only when all of them have flushed the region, and only regions that
 //!   were found set are made equal.
+//! - A rebuild copies only regions that may have changed since the replica left ([`delta`]).
 //! - Nothing is acknowledged by a record that the members' superblocks do not carry (rule 6).
 //! - A record that was rebuilt has a lineage of its own (rule 11).
 //! - What an engine asks of the arbiter waits for nobody else, whether the manager is there or not (rule 23).
@@ -34,6 +35,7 @@
 
 mod arbiter;
 mod client;
+mod delta;
 mod disk;
 mod engine;
 mod faults;

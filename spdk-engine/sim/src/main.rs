@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     let rate = (args.seeds.end - args.seeds.start) as f64 / began.elapsed().as_secs_f64();
     println!(
         "seeds {}..{}: {failed} failed; {rate:.0} seeds/s; {} commands ({} acknowledged), {} opens, {} lost connections, {} joins, {} swaps of \
-         unknown outcome, {} ended with hosts that must detach, {} records recovered, {} snapshots, {} replicas deleted, {} faults, {} events; {} meta writes, {} bits cleared, {} of {} regions inherited",
+         unknown outcome, {} ended with hosts that must detach, {} records recovered, {} snapshots, {} replicas deleted, {} faults, {} events; {} blocks copied, {} meta writes, {} bits cleared, {} of {} regions inherited",
         args.seeds.start,
         args.seeds.end,
         total.ops,
@@ -103,6 +103,7 @@ fn main() -> ExitCode {
         total.deletions,
         total.faults.len(),
         total.events,
+        total.copied,
         total.meta_writes,
         total.cleared,
         total.inherited,
@@ -123,6 +124,7 @@ fn add(total: &mut Outcome, one: &Outcome) {
     total.snapshots += one.snapshots;
     total.deletions += one.deletions;
     total.events += one.events;
+    total.copied += one.copied;
     total.meta_writes += one.meta_writes;
     total.cleared += one.cleared;
     total.inherited += one.inherited;

@@ -23,10 +23,8 @@ impl World {
         let Some(conn) = state.conn else {
             if serving {
                 self.fail(format!("the core sends to the meta area of {leg:?}, which it was told is lost"));
-            } else {
-                self.feed_opener(me, OpenInput::MetaRead { leg, result: Err(MetaUnreadable) });
             }
-            return;
+            return; // The opener waits for an answer until its deadline.
         };
         if !state.meta {
             return self.fail(format!("{leg:?} has no meta area, but is asked for it"));
@@ -51,6 +49,9 @@ impl World {
             self.conn_lost(me, conn);
         }
         let Some(io) = io else {
+            if matches!(result, Err(LegError::Gone)) {
+                return; // As above.
+            }
             let result = result.map_err(|_| MetaUnreadable);
             return self.feed_opener(me, OpenInput::MetaRead { leg, result });
         };
@@ -120,6 +121,10 @@ impl World {
         let before = self.replicas[r].bits(&geometry);
         let result = self.replicas[r].execute_meta(op, self.now, &mut self.rng);
         let after = self.replicas[r].bits(&geometry);
+        self.note_dirty(&after);
+        if result.is_err() {
+            self.note_unknown(None);
+        }
         let reads = matches!(op, MetaOp::Read { .. });
         self.trace(|| {
             let set: Vec<u32> = after.iter().collect();

@@ -19,6 +19,7 @@ use mirror_core::meta::Geometry;
 
 use crate::arbiter::Arbiter;
 use crate::client::{Client, ClientOp, DEPTH_MAX};
+use crate::delta::Changes;
 use crate::engine::Node;
 use crate::faults::{Fault, FaultKind, MS, draw};
 use crate::history::{FIRST_STAMP, History, Stamp};
@@ -107,6 +108,8 @@ pub struct Outcome {
     pub recoveries: u32,
     /// Swaps of unknown outcome.
     pub unknown_swaps: u32,
+    /// Blocks that rebuilds copied to replicas with meta areas.
+    pub copied: u64,
     /// Writes to meta areas.
     pub meta_writes: u64,
     /// Regions that engines found set in the bits when they opened after an unclean stop.
@@ -315,6 +318,9 @@ pub(crate) struct World {
     arbiter_slow_until: u64,
     /// What the last attempt of each node to open the volume left behind, when it failed.
     pub(crate) in_vain: [Option<RaisedInVain>; ENGINES],
+    pub(crate) changes: Changes,
+    /// What hosts change at a time lies near together; so regions rest in between.
+    pub(crate) wanders: bool,
 }
 
 /// Runs one scenario.
@@ -355,6 +361,7 @@ impl World {
     fn new(scenario: Scenario) -> Self {
         let mut rng = Rng::new(scenario.seed);
         let strict = rng.permille(250);
+        let wanders = rng.permille(500);
         // Mostly all replicas have a meta area, sometimes some, sometimes none.
         let (all, none) = (rng.permille(800), rng.permille(500));
         let geometry = layout();
@@ -406,6 +413,8 @@ impl World {
             arbiter_cut_until: [0; ENGINES],
             arbiter_slow_until: 0,
             in_vain: [None; ENGINES],
+            changes: Changes::new(),
+            wanders,
             scenario,
         };
         for fault in faults {
@@ -607,6 +616,7 @@ impl World {
             self.lose_conn(owner, conn);
         }
         self.replicas[r].wipe();
+        self.note_unknown(Some(r));
     }
 
     /// Promotes a replica for the recovery: older sessions end.
@@ -689,7 +699,7 @@ impl World {
                 Some(config) => ToEngine::Record { config },
                 None => return,
             },
-            ToArbiter::Swap { swap, expect, next } => match self.arbiter.swap(&expect, Config::clone(&next)) {
+            ToArbiter::Swap { swap, expect, next } => match self.swap(&expect, Config::clone(&next)) {
                 Ok(None) => return,
                 Ok(Some(outcome)) => {
                     let done = outcome == SwapOutcome::Committed;
@@ -713,6 +723,7 @@ impl World {
         self.trace(|| format!("fault {:?} for {} ms", fault.kind, fault.for_ns / MS));
         match fault.kind {
             FaultKind::ReplicaCrash(r) => self.crash_replica(r, fault.for_ns, false),
+            FaultKind::InTurns(r) => self.crash_in_turns(r),
             FaultKind::PowerLoss(r) => self.crash_replica(r, fault.for_ns, true),
             FaultKind::Blackout => {
                 (0..REPLICAS).for_each(|r| self.crash_replica(r, fault.for_ns, true));
@@ -774,6 +785,18 @@ impl World {
         }
         self.arbiter_cut_until[active.node] = until;
         self.manager.doubt();
+    }
+
+    fn crash_in_turns(&mut self, first: usize) {
+        let (second, third) = ((first + 1) % REPLICAS, (first + 2) % REPLICAS);
+        self.crash_replica(first, 900 * MS, false);
+        let mut later = |from, to, for_ns, kind| {
+            let at = self.now + self.rng.range(from * MS, to * MS);
+            self.post_at(at, Event::Fault(Fault { at, for_ns, kind }));
+        };
+        later(110, 250, 130 * MS, FaultKind::ReplicaCrash(second));
+        later(600, 750, 500 * MS, FaultKind::ReplicaCrash(third));
+        later(700, 800, 0, FaultKind::EngineCrash);
     }
 
     fn crash_replica(&mut self, r: usize, for_ns: u64, power: bool) {

@@ -131,6 +131,21 @@ fn rule_08_a_number_used_twice_is_found() {
 }
 
 #[test]
+fn rule_08_a_resumed_rebuild_that_takes_rewritten_regions_for_copied_ones_is_found() {
+    is_found(PlantedBug::Rule08StampsByNumber, HISTORY);
+}
+
+#[test]
+fn rule_09_joining_without_the_stamps_is_found() {
+    is_found(PlantedBug::Rule09JoinWithoutStamps, HISTORY);
+}
+
+#[test]
+fn rule_09_regions_that_keep_their_stamps_when_the_record_changes_are_found() {
+    is_found(PlantedBug::Rule09DirtyNotStamped, HISTORY);
+}
+
+#[test]
 fn rule_09_joining_without_the_bits_is_found() {
     is_found_on_disk(PlantedBug::Rule09JoinWithoutBits, "its bit is not set");
 }

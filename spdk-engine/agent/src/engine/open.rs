@@ -405,6 +405,7 @@ async fn create(attempt: &Attempt, params: &OpenParams, known: &Known) -> Result
         legs: params.legs.iter().map(leg).collect(),
         equalise_from: params.equalise_from.and_then(replica_of),
         inherited: params.meta.as_ref().map(|meta| meta.inherited.clone()),
+        served_epoch: params.meta.as_ref().and_then(|meta| meta.served).map(|epoch| epoch.0),
         flushed: params.flushed,
         hosts_must_detach: params.hosts_must_detach,
     };

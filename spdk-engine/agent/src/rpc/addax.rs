@@ -103,6 +103,9 @@ pub struct MirrorParams {
     /// The regions in which members may differ, for legs with meta areas.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_base64")]
     pub inherited: Option<RegionBits>,
+    /// Epoch of the last engine that may have served, by which region stamps are trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub served_epoch: Option<u64>,
     /// The volume was closed in order before.
     pub flushed: bool,
     /// No member is certain to hold every acknowledged write, and hosts that were attached are refused.

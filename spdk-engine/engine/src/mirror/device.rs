@@ -372,11 +372,14 @@ impl Device {
             .iter()
             .map(|(id, leg)| {
                 let lost = status.lost.contains(id);
+                let rebuild = status.rebuilds.iter().find(|r| r.leg == *id);
+                let total = rebuild.map_or(status.config.size_blocks, |r| r.total);
+                let (copied, skipped) = rebuild.map_or((leg.copied, 0), |r| (r.copied, r.skipped));
                 json!({ "replica": leg.replica, "bdev_name": leg.chans.data.bdev().info().name,
                     "meta_bdev_name": leg.chans.meta.as_ref().map(|meta| meta.bdev().info().name),
                     "instance": leg.next_instance.as_ref().unwrap_or(&leg.instance),
-                    "state": if lost { "lost" } else { leg.state }, "copied_blocks": leg.copied,
-                    "total_blocks": status.config.size_blocks })
+                    "state": if lost { "lost" } else { leg.state }, "copied_blocks": copied, "total_blocks": total,
+                    "skipped_blocks": skipped })
             })
             .collect();
         json!({ "name": self.name, "state": self.state.get().word(),

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use mirror_core::meta::{Geometry, RegionBits};
-use mirror_core::{LegId, LegInit, MetaInit, OpenParams, ReplicaId, SwapOutcome, VolumeId};
+use mirror_core::{Epoch, LegId, LegInit, MetaInit, OpenParams, ReplicaId, SwapOutcome, VolumeId};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -160,6 +160,8 @@ struct Create {
     /// With legs that have meta areas: the regions in which members may differ, one bit each from the lowest bit of the
     /// first byte on, as base64.
     inherited: Option<String>,
+    /// Epoch of the last engine that may have served: region stamps are trusted on members whose superblock has it.
+    served_epoch: Option<u64>,
     /// The volume was closed in order before: nothing that replicas hold waits for a flush.
     #[serde(default)]
     flushed: bool,
@@ -276,7 +278,7 @@ fn meta_init(request: &Create) -> Result<Option<MetaInit>, RpcError> {
     let bytes = BASE64.decode(text).map_err(|error| refuse(format!("inherited is no base64: {error}")))?;
     let inherited = RegionBits::from_bytes(regions, &bytes);
     let allowed = || refuse(format!("inherited has {} bytes: one bit for each of {regions} regions", bytes.len()));
-    Ok(Some(MetaInit { inherited: inherited.ok_or_else(allowed)? }))
+    Ok(Some(MetaInit { inherited: inherited.ok_or_else(allowed)?, served: request.served_epoch.map(Epoch) }))
 }
 
 #[derive(Deserialize)]

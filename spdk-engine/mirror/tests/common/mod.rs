@@ -158,6 +158,11 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(params: OpenParams) -> Self {
+        Self::with_disks(params, BTreeMap::new())
+    }
+
+    /// With meta areas that hold something.
+    pub fn with_disks(params: OpenParams, disks: BTreeMap<LegId, Vec<u8>>) -> Self {
         let mut bench = Self {
             core: Core::open(params).unwrap(),
             now: 1,
@@ -174,7 +179,7 @@ impl Bench {
             wake: None,
             probes: Vec::new(),
             hold_probes: false,
-            disks: BTreeMap::new(),
+            disks,
             next_host: 0,
         };
         bench.input(Input::Tick);
