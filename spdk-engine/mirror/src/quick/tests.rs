@@ -81,7 +81,7 @@ fn params(bits: bool) -> OpenParams {
         },
         legs: (0..3).map(leg).collect(),
         equalise_from: None,
-        meta: bits.then(|| MetaInit { inherited: RegionBits::empty(regions) }),
+        meta: bits.then(|| MetaInit { inherited: RegionBits::empty(regions), served: None }),
         flushed: true,
         hosts_must_detach: false,
         options: Options {
