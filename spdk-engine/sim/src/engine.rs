@@ -307,6 +307,7 @@ impl World {
             }
             ToEngine::Remove { replica } => {
                 if let Some(leg) = self.process(to).and_then(|p| p.leg_of(replica)) {
+                    self.removal_asked(to, replica);
                     self.feed_core(to, Input::RemoveLeg { leg });
                 }
             }

@@ -11,7 +11,7 @@ use mirror_core::{CopySlot, Input, IoId, LegError, LegId, MetaOp, MetaUnreadable
 
 use crate::engine::{COPY_QUEUE_DEPTH, Job};
 use crate::replica::{DiskIo, Replica};
-use crate::world::{ConnId, EngineRef, OPENER_IO, ToEngine, ToReplica, World, layout, replica_index};
+use crate::world::{ConnId, EngineRef, OPENER_IO, ToEngine, ToReplica, World, layout, replica_id, replica_index};
 
 impl World {
     /// Sends I/O on a meta area.
@@ -96,6 +96,11 @@ impl World {
         let stays = |r: &usize| !leaving.contains(r);
         let members: Vec<usize> = config.in_sync.iter().map(replica_index).filter(stays).collect();
         // What a replica went through after a newer engine fenced it is not this engine's, which may pass on old answers.
+        // One that a swap took out of which the engine has not heard yet may be deleted already.
+        let record = &self.arbiter.record;
+        let newer = record.config_number > number && record.epoch == epoch;
+        let members = members.into_iter().filter(|r| !newer || record.in_sync.contains(&replica_id(*r)));
+        let members: Vec<usize> = members.collect();
         let carries = |r: &Replica| r.epoch > epoch || r.superblock().is_some_and(|s| s.record.config_number >= number);
         let without = members.iter().find(|m| self.replicas[**m].has_meta() && !carries(&self.replicas[**m]));
         if let Some(member) = without {

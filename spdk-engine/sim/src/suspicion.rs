@@ -70,6 +70,13 @@ impl World {
         process.losses.asks(leaving.into_iter(), now);
     }
 
+    /// An operator wants it gone, lost or not: that is no suspicion.
+    pub(crate) fn removal_asked(&mut self, me: EngineRef, replica: usize) {
+        if let Some(process) = self.process(me) {
+            process.losses.lost.remove(&replica);
+        }
+    }
+
     /// The core lets a leg go.
     pub(crate) fn leg_left(&mut self, me: EngineRef, replica: usize, reason: DropReason) {
         let now = self.now;
