@@ -82,6 +82,12 @@ impl Core {
                 self.copies.begin(id, true); // Its copy had ended with it.
             }
             self.update_expected();
+        } else if leg.eject == Some(DropReason::Removed) && asked {
+            // The swap that takes it out may be committed, and its data deleted since: its meta area must not be made to look
+            // like that of a member (rules 9 and 22).
+            leg.eject = Some(DropReason::Lost);
+            self.update_expected();
+            return;
         } else if leg.is_failed() {
             return; // Dropped already, or will be when the swap is committed.
         }
