@@ -49,7 +49,7 @@ fn finds(bug: impl Switch, check_bits: bool, by: &[&str]) {
     }
 }
 
-const HISTORY: &[&str] = &["a write was lost", "nobody wrote", "differ after a clean close"];
+const HISTORY: &[&str] = &["a write was lost", "nobody wrote", "differ after a clean close", "copies of snapshot"];
 /// Copies of a snapshot that differ, or that mix moments.
 const SNAPSHOT: &[&str] = &["copies of snapshot", "has lost what it held", "a write was lost"];
 /// Acknowledging what it must not can also be seen on an engine that was replaced.
