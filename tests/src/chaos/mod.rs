@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 use self::faults::{Faults, node};
 use self::script::{Fault, script};
-use crate::cluster::{Load, LocalCluster, Random, Target, program_name};
+use crate::cluster::{Load, LocalCluster, PATIENCE, Random, Target, program_name};
 
 const NODES: u32 = 3;
 const COPIES: usize = 3;
@@ -139,7 +139,11 @@ impl<'a> Soak<'a> {
         let mut volumes = Vec::new();
         for number in 0..config.volumes {
             let name = format!("chaos-{number}");
-            cluster.create(&name, config.mib)?;
+            // Nodes that have just come say only after a moment that they and their disks are ready.
+            while let Err(error) = cluster.create(&name, config.mib) {
+                ensure!(error.to_string().contains("has no room") && began.elapsed() < PATIENCE, "{error:#}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
             let node = node(1 + number % NODES);
             let target = cluster.attach(&name, &node, 60)?;
             let log = logs.path().join(&name);
